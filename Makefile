@@ -1,0 +1,36 @@
+# make help lists the targets.
+PYTHON ?=
+CONFIG ?= configs/demo.yaml
+BIN := .venv/bin
+
+.PHONY: help setup demo test check lint test-slow lock clean
+
+help:            ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+setup:           ## .venv in the checkout, from the lock file
+	@PYTHON="$(PYTHON)" scripts/setup.sh
+
+demo: setup      ## set up and run the whole schedule on this machine (CPU is enough)
+	$(BIN)/jaxagent train $(CONFIG)
+
+test: setup      ## set up and run the tests (Docker, Ray and vLLM for real; no slow ones, no GPU)
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: setup ## the tests that take minutes
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+lint: setup      ## ruff, pyright, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+check: lint      ## lint and the fast tests
+	$(BIN)/python -m pytest -m "not slow and not gpu and not docker and not ray and not vllm"
+
+lock: setup      ## rewrite requirements/cpu.lock from requirements/cpu.in
+	scripts/lock.sh
+
+clean:           ## remove caches and built files (not runs/)
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache

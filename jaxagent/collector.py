@@ -1,0 +1,163 @@
+"""Keeps rollouts of one stage going and hands out batches of accepted trajectories.
+
+    fill: window has room ──► rollout(ticket) ──► store.append ──► ready    waits for a free slot, or room in the window
+    batch: enough ready   ──► store.append_manifest ──► trajectories        waits for an acceptance; frees the window
+
+Both run in the driver's event loop; an acceptance and a batch each wake the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from rollout.store import TrajectoryStore
+
+from jaxagent.tickets import Ticket, TicketOrder, TicketWindow, ticket_number
+from rollout.types import Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+OUR_TROUBLE = (RolloutError, SandboxUnavailableError, DeviceError)
+"""A rollout that ends with one of these failed through no fault of its policy: it is repeated, and never scored."""
+
+
+def oldest_version(trajectory: Trajectory) -> int:
+    """Version of the oldest weights that sampled a token of the trajectory; -1 for a scripted policy."""
+    return min((int(turn.policy_versions.min()) for turn in trajectory.turns if turn.policy_versions.size), default=-1)
+
+
+class Collector:
+    """Rolls out the tickets of one stage with at most `capacity` at a time.
+
+    `rollout` makes one trajectory or raises one of OUR_TROUBLE; `version` is the learner's current policy version.
+    """
+
+    def __init__(
+        self,
+        *,
+        order: TicketOrder,
+        window: TicketWindow,
+        store: TrajectoryStore,
+        stage: str,
+        rollout: Callable[[Ticket], Awaitable[Trajectory]],
+        version: Callable[[], int],
+        capacity: int,
+        max_retries: int,
+        on_accept: Callable[[Trajectory], None] = lambda _: None,
+    ) -> None:
+        self._order, self._window, self._store, self._stage = order, window, store, stage
+        self._rollout, self._version = rollout, version
+        self._capacity, self._max_retries, self._on_accept = capacity, max_retries, on_accept
+        self._failures: Counter[int] = Counter()
+        self._changed = asyncio.Condition()
+        self._running: set[asyncio.Task[None]] = set()
+        self._filler: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+        self.retries = 0
+
+    async def __aenter__(self) -> Collector:
+        self._filler = asyncio.create_task(self._fill())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = [task for task in (self._filler, *self._running) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def batch(self) -> list[Trajectory]:
+        """Waits for the next batch, appends its manifest, and returns its trajectories in ticket order."""
+        async with self._changed:
+            while True:
+                self._raise_failure()
+                version = self._version()
+                update = self._window.updates
+                numbers = self._window.take(version)
+                if numbers is not None:
+                    break
+                await self._changed.wait()
+            ids = [self._order.ticket(number).trajectory_id for number in numbers]
+            self._store.append_manifest(self._stage, update, ids, version)
+            self._changed.notify_all()
+        return [self._store.get(trajectory_id) for trajectory_id in ids]
+
+    async def update_finished(self) -> None:
+        """The engines have the weights of the update on the last batch: more tickets may go out."""
+        async with self._changed:
+            self._window.finish_update()
+            self._changed.notify_all()
+
+    async def complete(self) -> None:
+        """Waits until every ticket of the stage was accepted."""
+        async with self._changed:
+            while not self._window.complete:
+                self._raise_failure()
+                await self._changed.wait()
+            self._raise_failure()
+
+    async def _fill(self) -> None:
+        async with self._changed:
+            while True:
+                while len(self._running) < self._capacity:
+                    number = self._window.dispatch(self._version())
+                    if number is None:
+                        break
+                    task = asyncio.create_task(self._run(number))
+                    self._running.add(task)
+                    task.add_done_callback(self._running.discard)
+                await self._changed.wait()
+
+    async def _run(self, number: int) -> None:
+        try:
+            await self._accept(number, await self._rollout(self._order.ticket(number)))
+        except OUR_TROUBLE as error:
+            await self._retry(number, error)
+        except Exception as error:  # a bug, or a full disk: stop the run, and say so where batch() is awaited
+            await self._stop(error)
+
+    async def _accept(self, number: int, trajectory: Trajectory) -> None:
+        assert ticket_number(trajectory.trajectory_id) == number
+        async with self._changed:
+            self._store.append(trajectory)
+            self._window.accept(number, oldest_version(trajectory))
+            self._on_accept(trajectory)
+            self._wake()
+
+    async def _retry(self, number: int, error: Exception) -> None:
+        self._failures[number] += 1
+        self.retries += 1
+        ticket = self._order.ticket(number)
+        logger.warning("rollout %s failed (%d): %s", ticket.trajectory_id, self._failures[number], error)
+        if self._failures[number] > self._max_retries:
+            await self._stop(
+                RolloutError(
+                    f"{ticket.trajectory_id} (task {ticket.task.task_id}) failed {self._failures[number]} times, "
+                    f"rollout.max_retries={self._max_retries}; the last reason: {error}"
+                )
+            )
+            return
+        async with self._changed:
+            self._window.give_back(number)
+            self._wake()
+
+    async def _stop(self, error: Exception) -> None:
+        async with self._changed:
+            self._error = self._error or error
+            self._wake()
+
+    def _wake(self) -> None:
+        """This task's slot is free from here on, and whoever waits looks again."""
+        current = asyncio.current_task()
+        if current is not None:
+            self._running.discard(current)
+        self._changed.notify_all()
+
+    def _raise_failure(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._filler is not None and self._filler.done() and not self._filler.cancelled():
+            self._filler.result()
