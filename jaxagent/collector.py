@@ -13,10 +13,10 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from rollout.store import TrajectoryStore
-
 from jaxagent.tickets import Ticket, TicketOrder, TicketWindow, ticket_number
-from rollout.types import Trajectory
+from rollout.store import TrajectoryStore
+from rollout.types import RolloutError, Trajectory
+from sandbox.types import DeviceError, SandboxUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +25,11 @@ OUR_TROUBLE = (RolloutError, SandboxUnavailableError, DeviceError)
 """A rollout that ends with one of these failed through no fault of its policy: it is repeated, and never scored."""
 
 
-def oldest_version(trajectory: Trajectory) -> int:
-    """Version of the oldest weights that sampled a token of the trajectory; -1 for a scripted policy."""
-    return min((int(turn.policy_versions.min()) for turn in trajectory.turns if turn.policy_versions.size), default=-1)
-
-
 class Collector:
     """Rolls out the tickets of one stage with at most `capacity` at a time.
 
-    `rollout` makes one trajectory or raises one of OUR_TROUBLE; `version` is the learner's current policy version.
+    `rollout` makes one trajectory or raises one of OUR_TROUBLE; `version` is the learner's current policy version;
+    `screen` says why a trajectory cannot be trained on: it is kept in the log, dropped from training, and replaced.
     """
 
     def __init__(
@@ -47,11 +43,13 @@ class Collector:
         version: Callable[[], int],
         capacity: int,
         max_retries: int,
+        screen: Callable[[Trajectory], str | None] = lambda _: None,
         on_accept: Callable[[Trajectory], None] = lambda _: None,
     ) -> None:
         self._order, self._window, self._store, self._stage = order, window, store, stage
         self._rollout, self._version = rollout, version
-        self._capacity, self._max_retries, self._on_accept = capacity, max_retries, on_accept
+        self._capacity, self._max_retries = capacity, max_retries
+        self._screen, self._on_accept = screen, on_accept
         self._failures: Counter[int] = Counter()
         self._changed = asyncio.Condition()
         self._running: set[asyncio.Task[None]] = set()
@@ -123,8 +121,13 @@ class Collector:
         assert ticket_number(trajectory.trajectory_id) == number
         async with self._changed:
             self._store.append(trajectory)
-            self._window.accept(number, oldest_version(trajectory))
-            self._on_accept(trajectory)
+            reason = self._screen(trajectory)
+            if reason is None:
+                self._window.accept(number, trajectory.oldest_version)
+                self._on_accept(trajectory)
+            else:
+                self._store.drop(trajectory.trajectory_id, reason)
+                self._window.drop(number)
             self._wake()
 
     async def _retry(self, number: int, error: Exception) -> None:

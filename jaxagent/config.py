@@ -38,6 +38,11 @@ class ScratchModelConfig(Config):
             raise ValueError("num_experts and experts_per_token belong to family qwen3_moe, which needs both")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
+        head_dim = self.head_dim or self.hidden_size // self.num_heads
+        if head_dim < 32 or head_dim % 16:
+            raise ValueError(
+                f"hidden_size / num_heads (or head_dim) is {head_dim}; vLLM's attention takes multiples of 16 from 32 on"
+            )
         return self
 
 
@@ -175,6 +180,8 @@ class TaskConfig(Config):
     """A file, a folder, a parquet in the Ops-6K schema, or `synthetic:SEED` for the demo's generated tasks."""
     heldout: str
     skill: str = "cpp"
+    limit: int | None = Field(None, gt=0)
+    """Use only the first so many tasks of each, for trying things out."""
 
 
 class EvaluationConfig(Config):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -61,6 +60,8 @@ class EngineConfig(Config):
     weight_transfer: Literal["shared_memory", "ipc", "nccl"] = "shared_memory"
     publish_timeout_s: float = Field(60.0, gt=0)
     start_timeout_s: float = Field(600.0, gt=0)
+    request_timeout_s: float = Field(1800.0, gt=0)
+    """Wall time of one generate call, waiting and pauses included; only a hung engine should reach it."""
     seed: int = 0
 
 
@@ -68,7 +69,7 @@ class StoreConfig(Config):
     """The trajectory log."""
 
     fsync: bool = True
-    segment_mb: int = Field(64, gt=0)
+    segment_mb: int = Field(default=64, gt=0)
 
 
 class EndpointConfig(Config):

@@ -22,7 +22,7 @@ class SandboxConfig(Config):
     image: str = "host-rootfs"
     """`host-rootfs` needs no registry: an empty image with this machine's /usr, /lib and environment read-only."""
     warm_containers: int = Field(2, ge=0)
-    """Containers kept started and clean ahead of demand, per host."""
+    """Containers kept started and clean ahead of demand, in every process that opens sandboxes."""
     memory_mb: int = Field(2048, gt=0)
     pids: int = Field(256, gt=0)
     disk_mb: int = Field(512, gt=0)
@@ -56,6 +56,8 @@ class JudgeConfig(Config):
     """Interleaved rounds of candidate and eager; medians are reported."""
     timeout_s: float = Field(30.0, gt=0)
     """Wall time of one candidate in check and timing together."""
+    memory_mb: int = Field(4096, gt=0)
+    """Memory a candidate's process may take beyond torch itself."""
     max_retries: int = Field(2, ge=0)
     """Repeats elsewhere after trouble of ours (device, worker), before the run stops with an error."""
     baseline_dir: Path = Path("~/.cache/jaxagent/baselines")

@@ -1,0 +1,99 @@
+"""Numbered checkpoints of a run: arrays through Orbax and one JSON record, each checkpoint whole or absent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+FORMAT = 1
+"""Version of what a checkpoint holds; another one is refused."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint is missing, of another format, or of another model."""
+
+
+class Checkpoints:
+    """The checkpoints in one folder. A checkpoint is written beside its final name and renamed, so a crash while
+    saving leaves the earlier ones; the oldest beyond keep_last are deleted after a new one is complete."""
+
+    def __init__(self, folder: Path, *, keep_last: int = 2) -> None:
+        self._folder = folder.absolute()
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep_last, enable_async_checkpointing=False,
+                                               cleanup_tmp_directories=True)
+        handlers = {"arrays": ocp.StandardCheckpointHandler(), "record": ocp.JsonCheckpointHandler()}
+        self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
+
+    def latest(self) -> int | None:
+        return self._manager.latest_step()
+
+    def save(self, arrays: Any, record: dict[str, Any]) -> int:
+        """Saves a pytree of arrays and a JSON record under the next number, and returns that number.
+
+        Raises OSError (disk full, no permission) with nothing half-written under a checkpoint's name.
+        """
+        json.dumps(record)  # refuse what JSON can't hold before anything is written
+        number = 0 if (latest := self.latest()) is None else latest + 1
+        args = ocp.args.Composite(arrays=ocp.args.StandardSave(_keyed(arrays)),
+                                  record=ocp.args.JsonSave({"format": FORMAT, **record}))
+        self._manager.save(number, args=args)
+        self._manager.wait_until_finished()
+        return number
+
+    def record(self, number: int | None = None) -> dict[str, Any]:
+        """The JSON record of a checkpoint, by default of the latest."""
+        number = self._existing(number)
+        record = self._manager.restore(number, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
+        if record.get("format") != FORMAT:
+            raise CheckpointError(f"{self._folder}/{number}: its format is {record.get('format')}, this version reads "
+                                  f"{FORMAT}; resume with the version that wrote it, or start a new run")
+        return record
+
+    def arrays(self, like: Any, number: int | None = None) -> Any:
+        """The arrays of a checkpoint, each of the shape and dtype, and on the devices, of its counterpart in `like`.
+
+        `like` holds arrays or jax.ShapeDtypeStruct with a sharding; the mesh may be another one than at saving.
+        """
+        number = self._existing(number)
+        abstract = {name: ocp.utils.to_shape_dtype_struct(leaf) for name, leaf in _keyed(like).items()}
+        self._check_shapes(abstract, number)
+        restored = self._manager.restore(number, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(abstract)))
+        leaves = [restored["arrays"][name] for name in abstract]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+    def close(self) -> None:
+        self._manager.close()
+
+    def _existing(self, number: int | None) -> int:
+        number = self.latest() if number is None else number
+        if number is None or number not in self._manager.all_steps():
+            raise CheckpointError(f"{self._folder} holds {'no checkpoint' if number is None else f'no {number}'}; "
+                                  f"found: {sorted(self._manager.all_steps())}. Start the run without --resume, or "
+                                  "name the folder of a run that has saved one")
+        return number
+
+    def _check_shapes(self, abstract: dict[str, Any], number: int) -> None:
+        saved = self._manager.item_metadata(number)["arrays"].tree
+        if saved.keys() != abstract.keys():
+            odd = sorted(saved.keys() ^ abstract.keys())[:3]
+            raise CheckpointError(f"{self._folder}/{number} is of another model or optimizer: only one side has "
+                                  f"{', '.join(odd)}. Resume with the run's own config.yaml")
+        for name, want in abstract.items():
+            if tuple(saved[name].shape) != tuple(want.shape):
+                raise CheckpointError(f"{self._folder}/{number} is of another model: {name} is {saved[name].shape} "
+                                      f"there and {want.shape} here. Resume with the run's own config.yaml")
+
+
+def _keyed(tree: Any) -> dict[str, Any]:
+    """Leaves by their path: what is stored doesn't depend on container classes."""
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): _as_array(leaf) for path, leaf in paths}
+
+
+def _as_array(leaf: Any) -> Any:
+    return np.asarray(leaf) if isinstance(leaf, int | float) else leaf

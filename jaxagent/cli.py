@@ -1,0 +1,148 @@
+"""The `jaxagent` command. Every subcommand imports what it needs itself, so that each starts fast.
+
+Exit codes: 0 done (a refused candidate is done), 2 bad usage or config, 3 our own failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+DONE, BAD_USAGE, FAILED = 0, 2, 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = build_parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    if rest and not getattr(parsed, "takes_overrides", False):
+        parser.error(f"unknown argument {rest[0]!r}")
+    parsed.overrides = rest
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        return parsed.run(parsed)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        print(f"jaxagent {parsed.command}: {error}", file=sys.stderr)
+        return code
+
+
+def exit_code(error: Exception) -> int | None:
+    """2 for what the user can correct, 3 for what failed around us; None is a bug and deserves its traceback."""
+    from jaxagent.load_config import ConfigError
+    from sandbox.tasks import TaskError
+    from sandbox.types import DeviceError, SandboxUnavailableError
+
+    if isinstance(error, ConfigError | TaskError | FileNotFoundError | NotADirectoryError):
+        return BAD_USAGE
+    if isinstance(error, SandboxUnavailableError | DeviceError | OSError):
+        return FAILED
+    return None
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jaxagent", description="Train language models by agentic RL to write fast kernels."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="run the schedule of a config, or continue a run")
+    train.add_argument("config", nargs="?", type=Path, help="a YAML file, for example configs/demo.yaml")
+    train.add_argument("--resume", type=Path, metavar="RUN_DIR", help="continue this run after its last checkpoint")
+    train.set_defaults(run=run_train, takes_overrides=True)
+
+    judge = commands.add_parser("judge", help="judge one workdir (model.py, model_new.py, kernels/)")
+    judge.add_argument("workdir", type=Path)
+    judge.add_argument("--skill", required=True, help="cpp or cpp_agent")
+    judge.add_argument("--protocol", choices=["hardened", "paper"], default="hardened")
+    judge.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
+    judge.set_defaults(run=run_judge)
+
+    model = commands.add_parser("model", help="fetch or export a model")
+    actions = model.add_subparsers(dest="action", required=True)
+    fetch = actions.add_parser("fetch", help="a Hugging Face folder of a named model")
+    fetch.add_argument("name")
+    fetch.add_argument("--out", type=Path, required=True)
+    fetch.set_defaults(run=run_model_fetch)
+
+    tasks = commands.add_parser("tasks", help="look at task files")
+    task_actions = tasks.add_subparsers(dest="action", required=True)
+    check = task_actions.add_parser("check", help="which tasks of a file, folder or parquet can be used")
+    check.add_argument("path")
+    check.add_argument("--json", action="store_true")
+    check.set_defaults(run=run_tasks_check)
+
+    report = commands.add_parser("report", help="one HTML file with the curves and trajectories of a run")
+    report.add_argument("run_dir", type=Path)
+    report.set_defaults(run=run_report)
+    return parser
+
+
+def run_train(arguments: argparse.Namespace) -> int:
+    from jaxagent.load_config import ConfigError, load_config
+
+    if (arguments.config is None) == (arguments.resume is None):
+        raise ConfigError("name a config (jaxagent train configs/demo.yaml) or a run (jaxagent train --resume RUN_DIR)")
+    if arguments.resume is not None:
+        if arguments.overrides:
+            raise ConfigError(f"{arguments.overrides[0]}: a resumed run keeps the config it was started with")
+        from jaxagent.train import resume
+
+        asyncio.run(resume(arguments.resume))
+        return DONE
+    config = load_config(arguments.config, arguments.overrides)
+    from jaxagent.train import train
+
+    asyncio.run(train(config))
+    return DONE
+
+
+def run_judge(arguments: argparse.Namespace) -> int:
+    from jaxagent.judge_command import judge_workdir
+
+    judgement = asyncio.run(judge_workdir(arguments.workdir, skill=arguments.skill, protocol=arguments.protocol))
+    if arguments.json:
+        print(json.dumps(judgement.to_json()))
+    else:
+        print(f"{judgement.outcome}, reward {judgement.reward}\n{judgement.message}")
+    return DONE
+
+
+def run_model_fetch(arguments: argparse.Namespace) -> int:
+    from jaxagent.models.fetch import fetch_model
+
+    print(fetch_model(arguments.name, arguments.out))
+    return DONE
+
+
+def run_tasks_check(arguments: argparse.Namespace) -> int:
+    from sandbox.tasks import check_tasks
+
+    checked = check_tasks(arguments.path)
+    if arguments.json:
+        print(json.dumps([entry.to_json() for entry in checked]))
+        return DONE
+    for entry in checked:
+        print(f"{'kept   ' if entry.kept else 'dropped'} {entry.name}{'' if entry.kept else ': ' + str(entry.reason)}")
+    print(f"{sum(entry.kept for entry in checked)} of {len(checked)} kept")
+    return DONE
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    from jaxagent.report import write_report
+
+    print(write_report(arguments.run_dir))
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""The Ray actors of one run: started, watched, replaced when they die, and closed.
+
+driver ─► learner           trains, writes weights to shared memory
+       ─► judge             compile workers and profiler devices behind it
+       ─► engine x M        vLLM; starts while earlier work goes on
+       ─► rollout actor x N dialogues, many at a time
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from jaxagent.actors import LearnerActor
+from jaxagent.config import FineTuneStage, PPOStage, RunConfig, Stage, ValuePretrainStage
+from jaxagent.progress import RunProgress
+from jaxagent.run_folder import RunFolder
+from jaxagent.synthesis.expert import ExpertPolicy
+from jaxagent.tickets import Ticket
+from rollout.actors import EngineActor, call, engine_policy, start_rollout_actors
+from rollout.chat import ChatFormat
+from rollout.config import DialogueConfig
+from rollout.types import EngineError, Policy, RolloutError, Trajectory
+from sandbox.actors import start_judge
+from sandbox.types import Task
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where the last checkpoint stands; stage -1 where there is none."""
+
+    stage: int = -1
+    updates: int = 0
+    complete: bool = True
+
+
+class LearnerClient:
+    """The driver's side of the learner's actor. A lost learner ends the run: --resume continues it."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self.version = 0
+        """Policy version of the learner's weights."""
+
+    async def model_dir(self) -> Path:
+        """Folder with the model as the run starts from it, and its tokenizer: what engines load."""
+        return Path(await self.call("model_dir"))
+
+    async def restore(self) -> Resumed:
+        record = await self.call("restore")
+        self.version = await self.call("policy_version")
+        return Resumed(**record) if record else Resumed()
+
+    async def start_stage(self, stage: Stage) -> None:
+        await self.call("start_stage", stage)
+
+    async def ppo_update(self, trajectories: Sequence[Trajectory], stage: PPOStage) -> dict[str, Any]:
+        metrics = await self.call("ppo_update", list(trajectories), stage)
+        self.version = await self.call("policy_version")
+        return metrics
+
+    async def log_updates(
+        self, trajectories: Any, stage: FineTuneStage | ValuePretrainStage, *, max_updates: int
+    ) -> list[dict[str, Any]]:
+        """The next updates of a stage that trains on the log. `trajectories` comes from `share`."""
+        method = "finetune_updates" if isinstance(stage, FineTuneStage) else "value_updates"
+        metrics = await self.call(method, trajectories, stage, max_updates=max_updates)
+        self.version = await self.call("policy_version")
+        return metrics
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await call(self._handle.call, method, *args, died=RolloutError, **kwargs)
+
+
+class Cluster:
+    """The actors of a run, used by the driver's event loop alone."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, progress: RunProgress) -> None:
+        self._config, self._folder, self._progress = config, folder, progress
+        self._engines: list[Any] = []
+        self._engines_started: asyncio.Task[None] | None = None
+        self._rollout_actors: list[Any] = []
+        self._under_way: list[int] = []
+        self._published: int | None = None
+
+    async def __aenter__(self) -> Cluster:
+        self._own_ray = connect_ray(self._folder)
+        # A registry of the run's own: another run on this machine neither freezes ours nor is frozen by it.
+        self._registry = Path(tempfile.gettempdir()) / f"jaxagent-quiet-{self._config.name}-{uuid.uuid4().hex[:8]}"
+        self._judge = start_judge(self._config.judge, self._config.compile, registry_dir=self._registry)
+        self._learner_handle = LearnerActor.remote(self._config, str(self._folder.root))
+        self.learner = LearnerClient(self._learner_handle)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._engines_started is not None:
+            self._engines_started.cancel()
+            await asyncio.gather(self._engines_started, return_exceptions=True)
+        closing = [call(engine.close) for engine in self._engines]
+        closing += [self.learner.call("close"), self._judge.close()]
+        with_limit = [asyncio.wait_for(close, 30.0) for close in closing]
+        for problem in await asyncio.gather(*with_limit, return_exceptions=True):
+            if isinstance(problem, Exception):
+                logger.warning("while closing: %s: %s", type(problem).__name__, problem)
+        if self._own_ray:
+            ray.shutdown()
+
+    async def prepare(self, tasks: Sequence[Task]) -> None:
+        """Learner, engines (in the background), rollout actors; and the baseline times of all tasks."""
+        model_dir = await self.learner.model_dir()
+        await self._quieten(self._learner_handle)
+        engine = self._config.engine
+        self._engines = [EngineActor.remote(str(model_dir), engine) for _ in range(engine.num_engines)]
+        self._engines_started = asyncio.create_task(self._start_engines())
+        self._start_rollout_actors(model_dir)
+        started = time.monotonic()
+        with self._progress.counting("baselines", len(tasks)) as advance:
+            await self._judge.prepare(list(tasks), lambda *_: advance())
+        self._progress.say(f"baselines of {len(tasks)} tasks in {time.monotonic() - started:.0f} s")
+
+    @property
+    def rollout_capacity(self) -> int:
+        return self._config.rollout.num_actors * self._config.rollout.trajectories_per_actor
+
+    async def rollout(self, ticket: Ticket, *, stage: str, dialogue: DialogueConfig, policy: str) -> Trajectory:
+        """One trajectory on the least busy actor. Raises RolloutError, SandboxUnavailableError, DeviceError."""
+        index = min(range(len(self._under_way)), key=self._under_way.__getitem__)
+        self._under_way[index] += 1
+        try:
+            return await call(
+                self._rollout_actors[index].run,
+                ticket.task,
+                policy=policy,
+                stage=stage,
+                sample_index=ticket.sample_index,
+                seed=ticket.seed,
+                dialogue=dialogue,
+                trajectory_id=ticket.trajectory_id,
+            )
+        finally:
+            self._under_way[index] -= 1
+
+    def share(self, trajectories: list[Trajectory]) -> Any:
+        """Puts trajectories where the learner can read them again and again."""
+        return ray.put(trajectories)
+
+    async def publish(self) -> dict[str, Any]:
+        """Brings the learner's weights to every engine; returns seconds and sizes for the metrics."""
+        if self._engines_started is None:
+            raise RuntimeError("publish: prepare() comes first")
+        await self._engines_started
+        if self._published == self.learner.version:
+            return {}
+        package = await self.learner.call("write_weights")
+        reports = await asyncio.gather(*(call(e.publish, package, died=EngineError) for e in self._engines))
+        self._published = package.version
+        numbers = {name for report in reports for name, value in report.items() if isinstance(value, int | float)}
+        return {f"publish_{name}": max(float(report.get(name, 0.0)) for report in reports) for name in sorted(numbers)}
+
+    async def judge_stats(self) -> dict[str, int]:
+        return await self._judge.stats()
+
+    async def _start_engines(self) -> None:
+        seconds = await asyncio.gather(*(call(handle.start, died=EngineError) for handle in self._engines))
+        for handle in self._engines:
+            await self._quieten(handle)
+        self._progress.say(f"{len(self._engines)} vLLM engine(s) ready in {max(seconds):.0f} s")
+
+    def _start_rollout_actors(self, model_dir: Path) -> None:
+        config = self._config
+
+        def policies(number: int) -> dict[str, Any]:
+            return {
+                "actor": functools.partial(engine_policy, model_dir, self._engines, offset=number),
+                "expert": functools.partial(expert_policy, model_dir),
+            }
+
+        self._rollout_actors = start_rollout_actors(
+            config.rollout.num_actors,
+            trajectories_per_actor=config.rollout.trajectories_per_actor,
+            policies=policies,
+            judge=self._judge,
+            sandbox_config=config.sandbox,
+            skill=config.tasks.skill,
+            quiet_dir=self._registry if config.judge.quiet else None,
+        )
+        self._under_way = [0] * config.rollout.num_actors
+
+    async def _quieten(self, handle: Any) -> None:
+        """The actor's processes stand still while a kernel is timed on their machine, where the config asks for it."""
+        if self._config.judge.quiet:
+            await call(handle.join_quiet, self._registry)
+
+
+def expert_policy(tokenizer_dir: Path) -> Policy:
+    return ExpertPolicy(ChatFormat.from_folder(tokenizer_dir))
+
+
+def connect_ray(folder: RunFolder) -> bool:
+    """Joins the cluster that RAY_ADDRESS (a Ray job sets it) or a running head names, else starts Ray here.
+
+    Returns whether this process started it, and so has to end it.
+    """
+    if ray.is_initialized():
+        return False
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(log_to_driver=False)
+        return False
+    ray.init(
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=512 << 20,
+        _temp_dir=None,
+    )
+    return True

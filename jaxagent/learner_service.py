@@ -1,0 +1,109 @@
+"""The learner as a run uses it: built from the run's config, with its checkpoints and its outgoing weights."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxagent.checkpoint import Checkpoints
+from jaxagent.config import FineTuneStage, PPOStage, PretrainedModelConfig, RunConfig, Stage, ValuePretrainStage
+from jaxagent.learner import Learner
+from jaxagent.models.config import ComputeConfig, DecoderConfig
+from jaxagent.models.export import export_hf
+from jaxagent.models.params import load_config, load_decoder, named_weights
+from jaxagent.models.scratch_tokenizer import save_tokenizer, train_tokenizer
+from jaxagent.models.value import Critic
+from jaxagent.run_folder import RunFolder
+from jaxagent.synthesis.expert import expert_texts
+from jaxagent.synthesis.sources import resolve_tasks
+from rollout.types import Trajectory
+from rollout.weights import WeightsPackage, WeightsWriter
+from sandbox.quiet import QuietLease
+
+logger = logging.getLogger(__name__)
+
+
+class LearnerService:
+    """One learner of one run. Blocking; an actor gives it a process of its own."""
+
+    def __init__(self, config: RunConfig, root: str) -> None:
+        self._folder = RunFolder(Path(root))
+        self._model_dir = prepare_model(config, self._folder)
+        learner = config.learner
+        compute = ComputeConfig(dtype=learner.compute_dtype, remat=learner.remat)
+        actor = load_decoder(self._model_dir, dtype=learner.param_dtype, compute=compute)
+        self._learner = Learner(
+            actor,
+            make_critic=Critic.from_decoder,
+            export=named_weights,
+            config=learner,
+            seed=config.seed,
+            dump_dir=self._folder.log,
+            vocab_size=load_config(self._model_dir).vocab_size,
+        )
+        self._checkpoints = Checkpoints(self._folder.checkpoints, keep_last=config.checkpoint.keep_last)
+        self._weights = WeightsWriter()
+
+    def model_dir(self) -> str:
+        return str(self._model_dir)
+
+    def policy_version(self) -> int:
+        return self._learner.policy_version
+
+    def restore(self) -> dict[str, Any] | None:
+        """Continues from the latest checkpoint and returns the driver's record of it; None where there is none."""
+        if self._checkpoints.latest() is None:
+            return None
+        return self._learner.restore(self._checkpoints)
+
+    def start_stage(self, stage: Stage) -> None:
+        self._learner.start_stage(stage)
+
+    def ppo_update(self, trajectories: Sequence[Trajectory], stage: PPOStage) -> dict[str, Any]:
+        return self._learner.ppo_update(trajectories, stage)
+
+    def finetune_updates(
+        self, trajectories: Sequence[Trajectory], stage: FineTuneStage, *, max_updates: int
+    ) -> list[dict[str, Any]]:
+        return list(self._learner.finetune_updates(trajectories, stage, max_updates=max_updates))
+
+    def value_updates(
+        self, trajectories: Sequence[Trajectory], stage: ValuePretrainStage, *, max_updates: int
+    ) -> list[dict[str, Any]]:
+        return list(self._learner.value_updates(trajectories, stage, max_updates=max_updates))
+
+    def write_weights(self) -> WeightsPackage:
+        """The actor's weights in shared memory, for engines on this machine."""
+        return self._weights.write(self._learner.weights(), version=self._learner.policy_version)
+
+    def save(self, driver: dict[str, Any]) -> int:
+        return self._learner.save(self._checkpoints, driver)
+
+    def join_quiet(self, registry_dir: Path) -> None:
+        """This process stands still while a kernel is timed on its machine."""
+        QuietLease(registry_dir).register(os.getpid())
+
+    def close(self) -> None:
+        self._checkpoints.close()
+        self._weights.close()
+
+
+def prepare_model(config: RunConfig, folder: RunFolder) -> Path:
+    """The Hugging Face folder that the run starts from; a scratch model is made once, with its tokenizer."""
+    if isinstance(config.model, PretrainedModelConfig):
+        return config.model.path.expanduser().resolve()
+    if folder.initial_model.exists():
+        return folder.initial_model
+    texts = expert_texts(resolve_tasks(config.tasks.train))
+    tokenizer = train_tokenizer(texts, vocab_size=config.model.vocab_size, max_context=config.learner.row_tokens)
+    shape = DecoderConfig.from_scratch(config.model)
+    end = tokenizer.eos_token_id
+    shape = shape.with_tokens(bos=None, eos=(end,), pad=tokenizer.pad_token_id)
+    decoder = load_decoder(shape, dtype=config.learner.param_dtype, seed=config.seed)
+    partial = folder.root / "initial_model.part"
+    export_hf(decoder, shape, partial)
+    save_tokenizer(tokenizer, partial)
+    return partial.rename(folder.initial_model)

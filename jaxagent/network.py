@@ -1,0 +1,78 @@
+"""A network on the mesh: its parameters, its optimizer, and the jitted functions that were made for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from jaxagent.config import OptimizerConfig
+from jaxagent.losses import Loss
+from jaxagent.minibatch import Minibatch
+from jaxagent.sharding import param_shardings, state_shardings
+from jaxagent.types import StepOutput, Targets, TrainState
+from jaxagent.update import Score, init_train_state, make_score, make_train_step
+
+IDLE_OPTIMIZER = OptimizerConfig.model_validate({"learning_rate": 1e-6})
+"""Shapes the optimizer state of a network that no stage trains yet."""
+
+
+class Network:
+    """Actor or critic. Each jitted function is made once and compiles once a batch shape, over all stages."""
+
+    def __init__(self, module: nnx.Module, mesh: Mesh, *, losses: dict[str, Loss], scores: dict[str, Score]) -> None:
+        self._graphdef, params = nnx.split(module, nnx.Param)
+        abstract = jax.eval_shape(lambda params: init_train_state(params, IDLE_OPTIMIZER), params)
+        self.shardings: TrainState = state_shardings(abstract, param_shardings(params, mesh), mesh)
+        self._steps = {name: make_train_step(self._graphdef, loss, state_shardings=self.shardings)
+                       for name, loss in losses.items()}
+        self._scores = {name: make_score(self._graphdef, score) for name, score in scores.items()}
+        self.state: TrainState = self._init(self._place(params), IDLE_OPTIMIZER)
+
+    @property
+    def params(self) -> Any:
+        return self.state.params
+
+    def module(self) -> nnx.Module:
+        return nnx.merge(self._graphdef, self.state.params)
+
+    def load(self, module: nnx.Module) -> None:
+        """Takes a copy of the parameters of a module of the same architecture; the optimizer starts afresh."""
+        self.state = self._init(self._place(nnx.split(module, nnx.Param)[1]), IDLE_OPTIMIZER)
+
+    def start(self, cfg: OptimizerConfig) -> None:
+        """A fresh optimizer for a stage; the parameters stay."""
+        self.state = self._init(self.state.params, cfg)
+
+    def step(self, loss: str, minibatch: Minibatch, targets: Targets, cfg: OptimizerConfig, *,
+             temperature: float = 1.0) -> StepOutput:
+        """One optimizer step by the named loss."""
+        scalars = {"temperature": np.float32(temperature), "learning_rate": np.float32(cfg.learning_rate),
+                   "warmup_updates": np.float32(cfg.warmup_updates)}
+        self.state, output = self._steps[loss](self.state, minibatch.batch, targets, minibatch.num_microbatches,
+                                               scalars)
+        return output
+
+    def score(self, score: str, minibatch: Minibatch, *, temperature: float = 1.0,
+              params: Any = None) -> dict[str, jax.Array]:
+        """Per-token results [M, B, T] of the named function, for the current or the given parameters."""
+        return self._scores[score](self.params if params is None else params, minibatch.batch,
+                                   minibatch.num_microbatches, {"temperature": np.float32(temperature)})
+
+    def num_compilations(self) -> dict[str, int]:
+        return {name: function._cache_size() for name, function in (self._steps | self._scores).items()}
+
+    def _place(self, params: Any) -> Any:
+        """On the mesh, in buffers of their own: a step gives away the buffers of its state."""
+        return jax.device_put(params, self.shardings.params, may_alias=False)
+
+    def _init(self, params: Any, cfg: OptimizerConfig) -> TrainState:
+        return jax.jit(lambda params: init_train_state(params, cfg), out_shardings=self.shardings)(params)
+
+
+def copy_params(params: Any) -> Any:
+    return jax.tree.map(jnp.copy, params)

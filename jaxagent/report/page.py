@@ -1,0 +1,103 @@
+"""The page: one HTML file that needs neither server nor network, and in which no text of a model can act.
+
+Three fences, each enough by itself. What comes from a run's log reaches the document only as base64 of gzip, so it
+can end no tag. The scripts put it on the page as text nodes. A content security policy names the page's own scripts
+by their hashes, so nothing else runs, and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from plotly.offline import get_plotlyjs
+
+from jaxagent.report.charts import make_charts, metric_columns, step_axis
+from jaxagent.report.data import RunData, headline, task_rows
+from jaxagent.results import show, table_rows
+from jaxagent.stage_table import stage_rows
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_SCRIPTS = ("dom.js", "highlight.js", "diff.js", "charts.js", "trajectories.js", "viewer.js", "page.js")
+
+
+def render_page(runs: Sequence[RunData]) -> str:
+    """The whole file, in ASCII: whatever else the texts hold is written as character references."""
+    app = _app_script()
+    library = get_plotlyjs()
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    text = environment.get_template("report.html.j2").render(
+        title=" · ".join(run.config.name for run in runs),
+        policy=_policy(app, library),
+        style=jinja2.utils.markupsafe.Markup((_TEMPLATES / "report.css").read_text()),
+        script=jinja2.utils.markupsafe.Markup(app),
+        library=_packed(gzip.compress(library.encode(), mtime=0)),
+        runs=[_run_view(run) for run in runs],
+        comparison=_comparison(runs) if len(runs) > 1 else None,
+    )
+    return text.encode("ascii", "xmlcharrefreplace").decode("ascii")
+
+
+def _run_view(run: RunData) -> dict[str, Any]:
+    stage_columns, stages = stage_rows(run.records)
+    pack = run.trajectories
+    return {
+        "name": run.config.name,
+        "headline": headline(run),
+        "stages": {"columns": stage_columns, "rows": stages},
+        "heldout": dict(zip(("columns", "rows"), table_rows(run.evaluations), strict=True)),
+        "gains": [(label, show(interval)) for label, interval in run.gains.items()],
+        "last": run.evaluations[-1].label if run.evaluations else "",
+        "tasks": dict(zip(("columns", "rows"), task_rows(run.evaluations), strict=True)),
+        "config": run.config_text,
+        "counts": pack.counts,
+        "missing": pack.shared["missing"],
+        "data": _packed_json({
+            "name": run.config.name,
+            "axis": step_axis(run),
+            "charts": [chart.to_json() for chart in make_charts(run)],
+            "metrics": metric_columns(run.records),
+            "index": pack.index,
+        }),
+        "shared": _packed_json(pack.shared),
+        "chunks": [_packed(chunk) for chunk in pack.chunks],
+    }  # fmt: skip
+
+
+def _comparison(runs: Sequence[RunData]) -> dict[str, Any]:
+    """Held-out results of all runs under each other."""
+    columns: list[str] = []
+    rows = []
+    for run in runs:
+        columns, cells = table_rows(run.evaluations)
+        rows += [[run.config.name, *row] for row in cells]
+    return {"columns": ["run", *columns], "rows": rows}
+
+
+def _app_script() -> str:
+    """All scripts as one; ASCII, so that its hash does not depend on how the file is written."""
+    text = "\n".join((_TEMPLATES / name).read_text(encoding="ascii") for name in _SCRIPTS)
+    return f'"use strict";\n(() => {{\n{text}}})();\n'
+
+
+def _policy(*scripts: str) -> str:
+    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    return (f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+            "base-uri 'none'; form-action 'none'")  # fmt: skip
+
+
+def _packed_json(value: Any) -> str:
+    return _packed(gzip.compress(json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii"), mtime=0))
+
+
+def _packed(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

@@ -1,0 +1,203 @@
+"""Walks the stages of a run: samples, fine-tunes, pre-trains values, and runs PPO on live rollouts.
+
+A stage is data (jaxagent.config); the functions here are what each kind of stage does. Every one continues where the
+store and the last checkpoint say that it stopped, so a first start and a resume are the same code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxagent.cluster import Cluster
+from jaxagent.collector import Collector
+from jaxagent.config import FineTuneStage, PPOStage, RunConfig, SampleStage, Stage, ValuePretrainStage
+from jaxagent.metrics_log import MetricsLog
+from jaxagent.progress import RunProgress
+from jaxagent.run_folder import RunFolder
+from jaxagent.tickets import TicketOrder, TicketWindow, ticket_number
+from rollout.filters import reject_reason
+from rollout.store import TrajectoryStore
+from rollout.types import Trajectory
+from sandbox.types import Task
+
+UPDATES_A_CALL = 4
+"""Updates on the log that the learner makes before it reports, so that progress is seen and calls stay few."""
+
+
+@dataclass
+class Run:
+    """What the stages of one run share."""
+
+    config: RunConfig
+    folder: RunFolder
+    cluster: Cluster
+    store: TrajectoryStore
+    metrics: MetricsLog
+    progress: RunProgress
+    train_tasks: Sequence[Task]
+    heldout_tasks: Sequence[Task]
+
+    async def record(self, stage: Stage, update: int, total: int, values: Mapping[str, Any]) -> None:
+        """One update is done: log it, show it, and save a checkpoint when one is due."""
+        self.metrics.write(stage=stage.name, update=update, values=values)
+        self.progress.update_line(stage.name, update, total, values)
+        done = update + 1
+        if done == total or done % self.config.checkpoint.every_updates == 0:
+            await self.checkpoint(stage, done, complete=done == total)
+
+    async def checkpoint(self, stage: Stage, updates: int, *, complete: bool) -> None:
+        index = [other.name for other in self.config.stages].index(stage.name)
+        await self.cluster.learner.call("save", {"stage": index, "updates": updates, "complete": complete})
+
+
+async def run_stage(run: Run, stage: Stage, first_update: int) -> None:
+    """Runs one stage from `first_update` on: the number of its updates that the learner's state already holds."""
+    if isinstance(stage, SampleStage):
+        await sample(run, stage)
+    elif isinstance(stage, FineTuneStage | ValuePretrainStage):
+        await train_on_log(run, stage, first_update)
+    else:
+        await train_on_rollouts(run, stage, first_update)
+
+
+async def sample(run: Run, stage: SampleStage) -> None:
+    """Fills the log with `stage.trajectories` trajectories of a fixed policy."""
+    window = resumed_window(run.store, stage.name, batch_size=stage.trajectories, max_staleness=0, updates=1)
+    if stage.policy == "actor" and not window.complete:
+        await run.cluster.publish()
+    started, before = time.monotonic(), len(window.ready)
+    with run.progress.counting(stage.name, stage.trajectories, done=before) as advance:
+        async with collector_of(run, stage, window, policy=stage.policy, on_accept=lambda _: advance()) as collector:
+            await collector.complete()
+    trajectories = list(run.store.trajectories(stage=stage.name))
+    values = sample_metrics(trajectories) | {
+        "seconds": time.monotonic() - started,
+        "rollout_retries": collector.retries,
+    }
+    run.metrics.write(stage=stage.name, update=0, values=values)
+    run.progress.update_line(stage.name, 0, 1, values)
+
+
+async def train_on_log(run: Run, stage: FineTuneStage | ValuePretrainStage, first_update: int) -> None:
+    """Supervised training, RFT and value pre-training: epochs over logged trajectories, in a seeded order."""
+    ids = [trajectory.trajectory_id for name in stage.data for trajectory in run.store.trajectories(stage=name)
+           if kept(trajectory, stage)]  # fmt: skip
+    if not ids:
+        raise RuntimeError(
+            f"stage {stage.name}: none of the trajectories of {stage.data} is kept (keep={getattr(stage, 'keep', 'all')}); "
+            "sample more, or train the stages before it for longer"
+        )
+    learner = run.cluster.learner
+    if first_update == 0:
+        await learner.start_stage(stage)
+    trajectories = run.cluster.share([run.store.get(name) for name in ids])
+    total = stage.epochs * -(-len(ids) // stage.trajectories_per_update)
+    update = first_update
+    while records := await learner.log_updates(trajectories, stage, max_updates=UPDATES_A_CALL):
+        for values in records:
+            await run.record(stage, update, total, values | {"kept_trajectories": len(ids)})
+            update += 1
+
+
+def kept(trajectory: Trajectory, stage: FineTuneStage | ValuePretrainStage) -> bool:
+    if isinstance(stage, ValuePretrainStage) or stage.keep == "all":
+        return True
+    return reject_reason(trajectory) is None
+
+
+async def train_on_rollouts(run: Run, stage: PPOStage, first_update: int) -> None:
+    """PPO. Updates whose batch manifest is in the store already are replayed on exactly those trajectories."""
+    learner = run.cluster.learner
+    if first_update == 0:
+        await learner.start_stage(stage)
+    manifests = sorted(run.store.manifests(stage.name), key=lambda manifest: manifest.update)
+    for manifest in manifests[first_update:]:
+        values = await learner.ppo_update([run.store.get(name) for name in manifest.trajectory_ids], stage)
+        await run.record(stage, manifest.update, stage.updates, values | {"replayed": 1})
+    if len(manifests) >= stage.updates:
+        return
+    await run.cluster.publish()
+    window = resumed_window(
+        run.store,
+        stage.name,
+        batch_size=stage.trajectories_per_update,
+        max_staleness=run.config.rollout.max_staleness,
+        updates=stage.updates,
+    )
+    async with collector_of(run, stage, window, policy="actor") as collector:
+        for update in range(len(manifests), stage.updates):
+            await ppo_update(run, stage, collector, update)
+
+
+async def ppo_update(run: Run, stage: PPOStage, collector: Collector, update: int) -> None:
+    """One batch: wait for it, learn from it, publish the new weights."""
+    started = time.monotonic()
+    trajectories = await collector.batch()
+    collected = time.monotonic()
+    values = await run.cluster.learner.ppo_update(trajectories, stage)
+    learned = time.monotonic()
+    published = await run.cluster.publish()
+    await collector.update_finished()
+    seconds = {
+        "seconds": time.monotonic() - started,
+        "seconds_waiting": collected - started,
+        "seconds_learning": learned - collected,
+        "seconds_publishing": time.monotonic() - learned,
+    }
+    await run.record(
+        stage, update, stage.updates, values | published | seconds | {"rollout_retries": collector.retries}
+    )
+
+
+def collector_of(
+    run: Run, stage: SampleStage | PPOStage, window: TicketWindow, *, policy: str, on_accept: Any = lambda _: None
+) -> Collector:
+    return Collector(
+        order=TicketOrder(run.train_tasks, stage=stage.name, seed=run.config.seed),
+        window=window,
+        store=run.store,
+        stage=stage.name,
+        rollout=lambda ticket: run.cluster.rollout(ticket, stage=stage.name, dialogue=stage.dialogue, policy=policy),
+        version=lambda: run.cluster.learner.version,
+        capacity=run.cluster.rollout_capacity,
+        max_retries=run.config.rollout.max_retries,
+        on_accept=on_accept,
+    )
+
+
+def resumed_window(
+    store: TrajectoryStore, stage: str, *, batch_size: int, max_staleness: int, updates: int
+) -> TicketWindow:
+    """The window of a stage as the store knows it; of a new stage, an empty one."""
+    taken = {ticket_number(name) for manifest in store.manifests(stage) for name in manifest.trajectory_ids}
+    dropped = {ticket_number(name) for name in store.dropped(stage)}
+    ready = {
+        ticket_number(trajectory.trajectory_id): trajectory.oldest_version
+        for trajectory in store.trajectories(stage=stage)
+        if ticket_number(trajectory.trajectory_id) not in taken | dropped
+    }
+    return TicketWindow.resumed(
+        batch_size=batch_size,
+        max_staleness=max_staleness,
+        limit=batch_size * updates,
+        updates=len(list(store.manifests(stage))),
+        taken=taken,
+        ready=ready,
+        dropped=dropped,
+    )
+
+
+def sample_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Rewards and outcomes of sampled trajectories, named as the learner names them."""
+    rewards = [trajectory.judgement.reward or 0.0 for trajectory in trajectories]
+    outcomes = [str(trajectory.judgement.outcome) for trajectory in trajectories]
+    num = len(trajectories)
+    return {
+        "mean_reward": sum(rewards) / num,
+        "num_trajectories": float(num),
+        "mean_turns": sum(len(trajectory.turns) for trajectory in trajectories) / num,
+        **{f"outcome_{name}": outcomes.count(name) / num for name in sorted(set(outcomes))},
+    }

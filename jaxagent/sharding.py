@@ -1,0 +1,108 @@
+"""The mesh, and where each array lies on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxagent.config import MeshConfig
+from jaxagent.types import TrainState
+
+AXES = ("data", "fsdp", "tensor", "expert", "context")
+BATCH_AXES = ("data", "fsdp")
+
+LOGICAL_RULES: Mapping[str, str | None] = {
+    "vocab": "tensor",
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "head_dim": None,
+    "mlp": "tensor",
+    "expert": "expert",
+    "layers": None,
+    "value": None,
+}
+"""What a parameter's axis is called -> the mesh axis that splits it. None: every device holds it whole."""
+
+
+def make_mesh(cfg: MeshConfig, *, rows_per_microbatch: int, devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh over the first devices, as many as the config's axes need. Raises ValueError on what can't work."""
+    sizes = [getattr(cfg, axis) for axis in AXES]
+    needed = int(np.prod(sizes))
+    devices = jax.devices() if devices is None else devices
+    if cfg.context > 1:
+        raise ValueError(f"learner.mesh.context={cfg.context}: rows can't be split along their length yet; set it to "
+                         "1 and use fsdp or tensor, and a smaller learner.rows_per_microbatch for long rows")
+    if needed > len(devices):
+        given = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True) if size > 1)
+        raise ValueError(f"learner.mesh ({given}) needs {needed} devices and JAX sees {len(devices)}; lower an axis, "
+                         "or for a trial on one CPU set XLA_FLAGS=--xla_force_host_platform_device_count="
+                         f"{needed}")
+    split = cfg.data * cfg.fsdp
+    if rows_per_microbatch % split:
+        raise ValueError(f"learner.rows_per_microbatch={rows_per_microbatch} must be a multiple of mesh.data x "
+                         f"mesh.fsdp = {split}: these axes share a microbatch's rows; set it to {split} or more")
+    return Mesh(np.asarray(devices[:needed]).reshape(sizes), AXES)
+
+
+def param_shardings(params: Any, mesh: Mesh) -> Any:
+    """A NamedSharding for each parameter, from the names that the model gives to its axes.
+
+    An axis whose length the mesh axis doesn't divide stays whole, and so does a second axis that would use the same
+    mesh axis. Variables without names: fsdp splits the longest axis that it divides.
+    """
+    def of(variable: Any) -> Any:
+        value, names = variable.get_value(), axis_names(variable)
+        spec = _named_spec(names, value.shape, mesh) if names else _longest_axis_spec(value.shape, mesh)
+        return variable.replace(NamedSharding(mesh, spec))
+
+    return jax.tree.map(of, params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+
+
+def axis_names(variable: nnx.Variable) -> tuple[str | None, ...] | None:
+    return variable.get_metadata().get("logical_axes")
+
+
+def state_shardings(state: TrainState, params_sharding: Any, mesh: Mesh) -> TrainState:
+    """The optimizer's moments lie where their parameters lie; everything else is on every device."""
+    whole = NamedSharding(mesh, PartitionSpec())
+    structure = jax.tree.structure(state.params)
+
+    def is_moments(node: Any) -> bool:
+        return jax.tree.structure(node) == structure
+
+    opt_state = jax.tree.map(lambda node: params_sharding if is_moments(node) else whole, state.opt_state,
+                             is_leaf=is_moments)
+    return TrainState(params=params_sharding, opt_state=opt_state, num_steps=whole, num_skipped=whole)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """[M, B, T]: rows are shared out over data and fsdp."""
+    return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
+
+
+def _named_spec(names: Sequence[str | None], shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+    if len(names) != len(shape):
+        raise ValueError(f"axis names {tuple(names)} don't fit a parameter of shape {shape}")
+    spec: list[str | None] = []
+    for name, length in zip(names, shape, strict=True):
+        if name is not None and name not in LOGICAL_RULES:
+            raise ValueError(f"parameter axis {name!r} has no rule; known axes: {sorted(LOGICAL_RULES)}")
+        axis = LOGICAL_RULES[name] if name is not None else None
+        usable = axis is not None and axis not in spec and length % mesh.shape[axis] == 0
+        spec.append(axis if usable else None)
+    return PartitionSpec(*spec)
+
+
+def _longest_axis_spec(shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+    size = mesh.shape["fsdp"]
+    candidates = [index for index, length in enumerate(shape) if length % size == 0 and length >= size]
+    if len(shape) < 2 or not candidates:
+        return PartitionSpec()
+    longest = max(candidates, key=lambda index: shape[index])
+    return PartitionSpec(*("fsdp" if index == longest else None for index in range(len(shape))))

@@ -1,0 +1,194 @@
+"""The demo's scripted expert: solves synthetic tasks in the real sandbox with kernels of mixed quality.
+
+It is a teacher on purpose imperfect. A decoder that imitates it knows the language and is right about half of the
+time, so that the reward has something to choose from: right over wrong, vector code over scalar code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxagent.synthesis.demo import faulty_steps
+from jaxagent.synthesis.kernels import Program, Steps, Style, kernel_source, model_new_source, parse_model
+from rollout.chat import ChatFormat
+from rollout.parsers import Parser, make_parser
+from rollout.scripted import Opening, Script, ScriptedPolicy
+from sandbox.types import Task
+
+VERIFY = "python3 utils/verification.py"
+PROFILE = "python3 utils/profiling.py"
+
+_PLANS = {
+    Style.VECTOR_PARALLEL: "All rows in parallel, SIMD math.",
+    Style.VECTOR_SERIAL: "One row after the other, SIMD math.",
+    Style.SCALAR_PARALLEL: "All rows in parallel, scalar math.",
+    Style.SCALAR_SERIAL: "One row after the other, scalar math.",
+}
+MAX_REPAIRS = 2
+
+_FAULTS = ("none", "missing_step", "wrong_constant", "wrong_order", "undeclared", "unclosed")
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How often the expert does what."""
+
+    styles: tuple[float, float, float, float] = (0.2, 0.15, 0.2, 0.45)
+    """Of a first draft, in the order of Style."""
+    faults: tuple[float, ...] = (0.7, 0.1, 0.05, 0.05, 0.05, 0.05)
+    """Of a first draft: none, missing step, wrong constant, wrong order, undeclared variable, missing brace."""
+    fixes: float = 0.75
+    """A rewrite after a failed check is right."""
+    profiles: float = 0.7
+    """A right kernel is timed."""
+    improves: float = 0.6
+    """A timed kernel that is not the best style is rewritten as the best."""
+    repeats: float = 0.08
+    """A check is run again with nothing changed."""
+    slips: float = 0.08
+    """A call is malformed at first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A kernel as the expert writes it: its style, the steps it really does, and damage to its text."""
+
+    style: Style
+    steps: Steps
+    damage: str | None = None
+
+
+class ExpertPolicy(ScriptedPolicy):
+    """Policy of the scripted expert. What it does is a function of the task's code and the dialogue's seed.
+
+    The task is read from the user message. A dialogue is agentic where the opening names utils/verification.py,
+    else single-turn. `chat` gives its turns token ids, see ScriptedPolicy.
+    """
+
+    def __init__(self, chat: ChatFormat | None = None, *, parser: str = "qwen3_coder", habits: Habits | None = None):
+        self._writer = _Writer(make_parser(parser))
+        self._habits = habits or Habits()
+        super().__init__(self._play, chat)
+
+    def _play(self, opening: Opening) -> Script:
+        program = parse_model(opening.user)
+        rng = np.random.default_rng([opening.seed, 0xE4])
+        if "utils/verification.py" in opening.system + opening.user:
+            return _work(program, rng, self._habits, self._writer)
+        return _answer_once(program, rng, self._habits, self._writer)
+
+
+def expert_texts(tasks: Sequence[Task], *, parser: str = "qwen3_coder") -> list[str]:
+    """What the expert may write about `tasks`, and the tasks themselves: a tokenizer learns from it."""
+    writer = _Writer(make_parser(parser))
+    texts: list[str] = []
+    for task in tasks:
+        program = parse_model(task.code)
+        for style in Style:
+            draft = Draft(style, program.steps)
+            texts += [task.code, writer.answer(program, draft), writer.repair(program, draft)]
+            texts += [writer.improvement(program), writer.bash(VERIFY), writer.bash(PROFILE), _DONE]
+    return texts
+
+
+def answer_text(program: Program, style: Style, parser: Parser) -> str:
+    """The reply that writes both files, right and in `style`."""
+    return _Writer(parser).answer(program, Draft(style, program.steps))
+
+
+_DONE = "Done."
+
+
+def _answer_once(program: Program, rng: np.random.Generator, habits: Habits, writer: _Writer) -> Script:
+    yield writer.answer(program, _draft(program, rng, habits))
+
+
+def _work(program: Program, rng: np.random.Generator, habits: Habits, writer: _Writer) -> Script:
+    """write, verify, repair until it passes, profile, improve, verify, stop; with slips and idle repeats."""
+    draft = _draft(program, rng, habits)
+    yield writer.answer(program, draft)
+    if rng.random() < habits.slips:
+        yield writer.slip(rng)
+    observations = yield writer.bash(VERIFY)
+    for _ in range(MAX_REPAIRS):
+        if _passed(observations):
+            break
+        is_right = rng.random() < habits.fixes
+        yield writer.repair(program, Draft(draft.style, program.steps if is_right else _any_fault(program, rng)))
+        observations = yield writer.bash(VERIFY)
+    if _passed(observations):
+        if rng.random() < habits.repeats:
+            yield writer.bash(VERIFY)
+        if rng.random() < habits.profiles:
+            yield writer.bash(PROFILE)
+            if draft.style is not Style.VECTOR_PARALLEL and rng.random() < habits.improves:
+                yield writer.improvement(program)
+                yield writer.bash(VERIFY)
+    yield _DONE
+
+
+def _passed(observations: list[str]) -> bool:
+    return any(text.lstrip().lower().startswith("correct") for text in observations)
+
+
+def _draft(program: Program, rng: np.random.Generator, habits: Habits) -> Draft:
+    """A fault that this program cannot show (it has no constant, say) becomes a missing step, or a missing brace."""
+    style = list(Style)[rng.choice(len(Style), p=habits.styles)]
+    fault = _FAULTS[rng.choice(len(_FAULTS), p=habits.faults)]
+    if fault == "none":
+        return Draft(style, program.steps)
+    if fault in ("undeclared", "unclosed"):
+        return Draft(style, program.steps, damage=fault)
+    faults = faulty_steps(program)
+    found = faults[fault] or faults["missing_step"]
+    if not found:
+        return Draft(style, program.steps, damage="unclosed")
+    return Draft(style, found[rng.integers(len(found))])
+
+
+def _any_fault(program: Program, rng: np.random.Generator) -> Steps:
+    found = [fault for kind in faulty_steps(program).values() for fault in kind] or [program.steps[:-1]]
+    return found[rng.integers(len(found))]
+
+
+class _Writer:
+    """Replies in the dialogue's tool-call syntax."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
+
+    def answer(self, program: Program, draft: Draft) -> str:
+        """The plan and both files."""
+        calls = [self._kernel(program, draft), self._write("model_new.py", model_new_source(program))]
+        return "\n".join([_PLANS[draft.style], *calls])
+
+    def repair(self, program: Program, draft: Draft) -> str:
+        return "\n".join(["That failed: again, step by step.", self._kernel(program, draft)])
+
+    def improvement(self, program: Program) -> str:
+        draft = Draft(Style.VECTOR_PARALLEL, program.steps)
+        return "\n".join([_PLANS[draft.style], self._kernel(program, draft)])
+
+    def bash(self, command: str) -> str:
+        return self._parser.render("bash", {"command": command})
+
+    def slip(self, rng: np.random.Generator) -> str:
+        """A malformed call: a tool that does not exist, or an argument that is missing."""
+        return self._parser.render("verify", {}) if rng.random() < 0.5 else self._parser.render("bash", {})
+
+    def _kernel(self, program: Program, draft: Draft) -> str:
+        source = kernel_source(program, draft.style, draft.steps)
+        if draft.damage == "undeclared":
+            source = source.replace("float v[C], s;\n", "")
+        elif draft.damage == "unclosed":
+            source = source.removesuffix("}\n")
+        return self._write("kernels/kernel.cpp", source)
+
+    def _write(self, path: str, text: str) -> str:
+        return self._parser.render("write", {"path": path, "content": text.removesuffix("\n")})
+
+
+__all__ = ["ExpertPolicy", "Habits", "expert_texts"]

@@ -1,0 +1,116 @@
+"""The run: every stage of the schedule in order, evaluation where the config asks for it, the tables at the end."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from jaxagent.cluster import Cluster
+from jaxagent.config import RunConfig
+from jaxagent.evaluate import evaluate
+from jaxagent.metrics_log import MetricsLog, read_metrics
+from jaxagent.progress import RunProgress
+from jaxagent.results import EvaluationResult, gain, show, table_rows
+from jaxagent.run_folder import RunFolder, create_run, open_run, write_json
+from jaxagent.schedule import Run, run_stage
+from jaxagent.stage_table import stage_rows, stage_summary
+from jaxagent.synthesis.sources import resolve_tasks
+from rollout.store import TrajectoryStore
+
+
+async def train(config: RunConfig) -> Path:
+    """Starts a new run. Returns its folder."""
+    return await _run(create_run(config), config)
+
+
+async def resume(root: Path) -> Path:
+    """Continues the run in `root` after its last checkpoint. Returns its folder."""
+    return await _run(*open_run(root))
+
+
+async def _run(folder: RunFolder, config: RunConfig) -> Path:
+    started = time.monotonic()
+    train_tasks = resolve_tasks(config.tasks.train)[: config.tasks.limit]
+    heldout_tasks = resolve_tasks(config.tasks.heldout)[: config.tasks.limit]
+    with RunProgress() as progress, TrajectoryStore(folder.store, config.store) as store:
+        progress.say(
+            f"run {config.name}: {len(train_tasks)} train tasks, {len(heldout_tasks)} held out, in {folder.root}"
+        )
+        async with Cluster(config, folder, progress) as cluster:
+            metrics = MetricsLog(folder)
+            run = Run(config, folder, cluster, store, metrics, progress, train_tasks, heldout_tasks)
+            try:
+                results = await _walk(run)
+            finally:
+                metrics.close()
+        finish(folder, config, results, progress, seconds=time.monotonic() - started)
+    return folder.root
+
+
+async def _walk(run: Run) -> list[EvaluationResult]:
+    """Stages and evaluations from where the last checkpoint stands."""
+    await run.cluster.prepare([*run.train_tasks, *run.heldout_tasks])
+    at = await run.cluster.learner.restore()
+    results = []
+    for index, stage in enumerate(run.config.stages):
+        done = at.updates if index == at.stage else 0
+        if index > at.stage or (index == at.stage and not at.complete):
+            run.metrics.forget(stage=stage.name, from_update=done)
+            run.progress.say(f"stage {stage.name} ({stage.kind})")
+            await run_stage(run, stage, done)
+        if stage.name in run.config.evaluation.after or index == len(run.config.stages) - 1:
+            results.append(await evaluate_heldout(run, stage.name))
+    return results
+
+
+async def evaluate_heldout(run: Run, label: str) -> EvaluationResult:
+    """The held-out tasks with the current weights. A finished evaluation of that label is read, not repeated."""
+    config, folder = run.config, run.folder.evaluations / label
+    if not (folder / "result.json").exists():
+        await run.cluster.publish()
+    result = await evaluate(
+        folder,
+        label=label,
+        tasks=run.heldout_tasks,
+        samples_per_task=config.evaluation.samples_per_task,
+        rollout=lambda ticket: run.cluster.rollout(
+            ticket, stage=f"evaluation_{label}", dialogue=config.evaluation.dialogue, policy="actor"
+        ),
+        capacity=run.cluster.rollout_capacity,
+        max_retries=config.rollout.max_retries,
+        store_config=config.store,
+        seed=config.seed,
+        progress=run.progress,
+    )
+    run.progress.say(f"  held-out after {label}: mean reward {show(result.figures['mean_reward'])}")
+    return result
+
+
+def finish(
+    folder: RunFolder, config: RunConfig, results: list[EvaluationResult], progress: RunProgress, *, seconds: float
+) -> None:
+    """summary.json, the table by stage, and before/after on held-out tasks."""
+    records = list(read_metrics(folder.metrics))
+    progress.table("stages", *stage_rows(records))
+    progress.table("held-out tasks, 95 % bootstrap intervals over tasks", *table_rows(results))
+    final = results[-1]
+    gains = {result.label: gain(result, final, seed=config.seed) for result in results[:-1]}
+    for label, interval in gains.items():
+        progress.say(
+            f"held-out mean reward, {final.label} over {label}: {show(interval)} (paired bootstrap over tasks)"
+        )
+    summary: dict[str, Any] = {
+        "name": config.name,
+        "seconds": seconds,
+        "stages": stage_summary(records),
+        "heldout": {
+            "before": results[0].to_json(),
+            "after": final.to_json(),
+            "all": [result.to_json() for result in results],
+            "gains": {label: {"value": i.value, "low": i.low, "high": i.high} for label, i in gains.items()},
+        },
+    }
+    write_json(folder.summary, json.loads(json.dumps(summary, default=str)))
+    progress.say(f"run folder: {folder.root}")

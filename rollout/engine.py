@@ -1,0 +1,332 @@
+"""A vLLM engine as the project uses it: token ids in, sampled token ids, logprobs and weight versions out.
+
+What the logprobs mean. vLLM runs with `logprobs_mode="processed_logprobs"`: the logprob of a sampled token is taken
+from log_softmax(logits / T), the very distribution it was drawn from, at top_p = 1 and without top-k or penalties. (The
+default, raw_logprobs, ignores T.) So a learner compares like with like only if it divides its logits by the same T
+before its own log_softmax, in `logprobs` and in `old_logprobs` alike; at T = 1 there is nothing to do. T = 0 is argmax:
+the distribution is a point, and the logprobs reported are those at T = 1, for reading, not for training.
+
+What a weight version means. Generation stops between two tokens, weights are exchanged, generation goes on. Keys and
+values computed with the old weights are dropped and recomputed with the new ones, so every logprob is that of exactly
+one policy given its prefix, and the version that vLLM reports for each token says which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from rollout.config import EngineConfig
+from rollout.engine_process import engine_arguments, engine_environment, engine_processes, environment
+from rollout.types import Completion, EngineError, SamplingParams
+from rollout.weights import WeightsError, WeightsPackage, read_layout
+
+MIN_TEMPERATURE = 0.01
+"""vLLM raises a smaller T > 0 to this, silently: then T would not be what the learner assumes."""
+
+_GRACE_S = 1.0  # there is nothing to save in the engine's process, and it takes seconds to take itself apart
+_SHUTDOWN_S = 20.0
+_START_LOCK = threading.Lock()  # starting changes os.environ for a while
+
+
+class VllmEngine:
+    """One vLLM engine with a process of its own. Errors of the engine are EngineError: start another one.
+
+    Use from one event loop: `start`, then any number of concurrent `generate` and `publish`, then `close`.
+    """
+
+    def __init__(self, model_dir: str | Path, config: EngineConfig) -> None:
+        """`model_dir` holds config.json and *.safetensors; no tokenizer is needed, or loaded."""
+        self._model_dir = Path(model_dir)
+        self._config = config
+        self._engine: Any = None
+        self._failure: str | None = "it was not started"
+        self._version = 0
+        self._layout: dict[str, tuple[int, ...]] = {}
+        self._processes: list[psutil.Process] = []
+        self._requests = itertools.count()
+        self._publish_lock = asyncio.Lock()
+
+    @property
+    def version(self) -> int:
+        """Of the weights that are being sampled from; 0 until the first `publish`."""
+        return self._version
+
+    async def start(self, *, version: int = 0) -> float:
+        """Loads the model and labels its weights `version`; returns the seconds it took.
+
+        Raises EngineError after `start_timeout_s`, or when vLLM does not come up; no process stays behind.
+        """
+        if self._config.weight_transfer != "shared_memory":
+            raise ValueError(
+                f"engine.weight_transfer={self._config.weight_transfer!r} is not available in this version; "
+                f"set it to 'shared_memory' (learner and engine on one host)"
+            )
+        files = sorted(self._model_dir.glob("*.safetensors"))
+        if not files or not (self._model_dir / "config.json").is_file():
+            raise ValueError(
+                f"{self._model_dir} is no model folder: config.json and *.safetensors are needed. "
+                f"Point model.path at one, or make one with `jaxagent model fetch`"
+            )
+        self._layout = read_layout(files)
+        began = time.monotonic()
+        before = {process.pid for process in multiprocessing.active_children()}
+        abandoned = threading.Event()
+        try:
+            async with asyncio.timeout(self._config.start_timeout_s):
+                self._engine = await asyncio.to_thread(_build_engine, self._model_dir, self._config, abandoned)
+                self._processes = engine_processes(before)
+                self._failure = None
+                await self._engine.init_weight_transfer_engine(_init_request())
+                await self._engine.update_weight_version(str(version))
+                await self.generate([0], SamplingParams(max_tokens=1))  # a shape its kernels lack shows only now
+        except TimeoutError as error:
+            abandoned.set()
+            self._processes = engine_processes(before)
+            self._fail(f"it was not ready after engine.start_timeout_s={self._config.start_timeout_s}")
+            raise self._error() from error
+        except Exception as error:  # vLLM raises whatever went wrong in its processes, mostly as RuntimeError
+            abandoned.set()
+            self._processes = engine_processes(before)
+            self._fail(f"it did not start: {error}")
+            raise self._error() from error
+        self._version = version
+        return time.monotonic() - began
+
+    async def generate(self, prompt_token_ids: Sequence[int] | np.ndarray, params: SamplingParams,
+                       session_id: str = "") -> Completion:
+        """Samples until a stop token, `max_tokens` or the end of the context; cancelling it frees the engine.
+
+        prompt_token_ids: [P], 0 < P < max_model_len. The stop token, if one was sampled, is the last of `token_ids`.
+        Raises ValueError for a request that cannot be served, EngineError when the engine is gone or silent.
+        """
+        self._check_alive()
+        prompt = np.asarray(prompt_token_ids).tolist()
+        request = self._request(prompt, params)
+        request_id = f"{session_id}#{next(self._requests)}"
+        output = None
+        try:
+            async with asyncio.timeout(self._config.request_timeout_s):
+                async for finished in self._engine.generate(_tokens_input(prompt), request, request_id):
+                    output = finished  # the only one: output_kind is FINAL_ONLY
+        except TimeoutError as error:
+            raise EngineError(
+                f"{request_id}: no answer within engine.request_timeout_s={self._config.request_timeout_s}"
+            ) from error
+        except Exception as error:  # EngineDeadError and its kin, which only vLLM can name
+            if self._failure is None:
+                self._failure = f"a request failed: {error}"
+            raise self._error() from error
+        return _completion(output, request_id)
+
+    async def publish(self, package: WeightsPackage, version: int | None = None) -> dict[str, Any]:
+        """Exchanges the weights between two tokens; running requests go on with the new ones.
+
+        Returns version, sha256, num_bytes, and in seconds: pause_s (nothing was sampled), transfer_s, total_s.
+        Raises WeightsError when the package is not whole or not this model's: the engine then goes on with the old
+        weights and version. Raises EngineError when the exchange broke off halfway or took longer than
+        `publish_timeout_s`: the engine is then shut down, since its weights are in no known state.
+        A cancelled caller does not stop the exchange.
+        """
+        if version is not None and version != package.version:
+            raise ValueError(f"version={version}, but the package holds version {package.version}")
+        return await asyncio.shield(asyncio.ensure_future(self._publish(package)))
+
+    async def check_health(self, *, timeout_s: float = 30.0) -> None:
+        """Asks the engine's process for its weight version. Raises EngineError if it does not answer, or disagrees."""
+        self._check_alive()
+        async with self._publish_lock:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    answer = await self._engine.get_weight_version()
+            except TimeoutError as error:
+                raise EngineError(f"the engine's process gave no sign of life for {timeout_s} s") from error
+            except Exception as error:  # see generate
+                self._fail(f"its process is gone: {error}")
+                raise self._error() from error
+            if answer != str(self._version):
+                raise EngineError(f"the engine samples from version {answer}, and was told {self._version}")
+
+    def process_ids(self) -> list[int]:
+        """The engine's own processes, for the registry of what is frozen while a kernel is timed.
+
+        The process that calls this one is not among them.
+        """
+        return [process.pid for process in self._processes if process.is_running()]
+
+    async def close(self) -> None:
+        """Ends the engine and its processes; safe to call twice, and after a failure."""
+        engine, self._engine = self._engine, None
+        if self._failure is None:
+            self._failure = "it was closed"
+        if engine is not None:
+            try:
+                async with asyncio.timeout(_SHUTDOWN_S):
+                    await asyncio.to_thread(engine.shutdown, _GRACE_S)
+            except TimeoutError:
+                pass  # what is left is killed below
+        await asyncio.to_thread(self._kill)
+
+    async def _publish(self, package: WeightsPackage) -> dict[str, Any]:
+        async with self._publish_lock:
+            self._check_alive()
+            await asyncio.to_thread(self._check_layout, package)
+            try:
+                async with asyncio.timeout(self._config.publish_timeout_s):
+                    times = await self._exchange(package)
+            except TimeoutError as error:
+                self._fail(f"publishing version {package.version} took longer than "
+                           f"engine.publish_timeout_s={self._config.publish_timeout_s}")
+                raise self._error() from error
+            self._version = package.version
+            return {"version": package.version, "sha256": package.sha256, "num_bytes": package.num_bytes} | times
+
+    async def _exchange(self, package: WeightsPackage) -> dict[str, float]:
+        began = time.monotonic()
+        try:
+            # clear_cache also drops the keys and values of running requests: they are recomputed, see the module.
+            await self._engine.pause_generation(mode="keep", clear_cache=True)
+            paused = time.monotonic()
+            try:
+                await self._engine.start_weight_update()
+                await self._engine.update_weights(_update_request(package))
+            except Exception as error:  # vLLM hands on a worker's exception as its text alone
+                if not _was_rejected(error):
+                    raise
+                await self._engine.resume_generation()
+                raise WeightsError(str(error)) from error
+            await self._engine.finish_weight_update(weight_version=str(package.version))
+            loaded = time.monotonic()
+            await self._engine.resume_generation()
+        except WeightsError:
+            raise
+        except Exception as error:
+            self._fail(f"publishing version {package.version} broke off: {error}")
+            raise self._error() from error
+        now = time.monotonic()
+        return {"pause_s": now - began, "transfer_s": loaded - paused, "total_s": now - began}
+
+    def _check_layout(self, package: WeightsPackage) -> None:
+        offered = read_layout(file.path for file in package.files)
+        missing, unknown = self._layout.keys() - offered.keys(), offered.keys() - self._layout.keys()
+        reshaped = {name for name in self._layout.keys() & offered.keys() if self._layout[name] != offered[name]}
+        if missing or unknown or reshaped:
+            raise WeightsError(
+                f"version {package.version} is not of the model in {self._model_dir}: "
+                f"missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}, other shape {sorted(reshaped)[:3]} "
+                f"({len(missing)}, {len(unknown)} and {len(reshaped)} in all)"
+            )
+
+    def _request(self, prompt: list[int], params: SamplingParams) -> Any:
+        from vllm import SamplingParams as VllmSamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        if not 0 < len(prompt) < self._config.max_model_len:
+            raise ValueError(f"the prompt has {len(prompt)} tokens; with engine.max_model_len="
+                             f"{self._config.max_model_len} it may have 1 to {self._config.max_model_len - 1}")
+        if params.max_tokens < 1:
+            raise ValueError(f"max_tokens={params.max_tokens}: at least one token has to be sampled")
+        if params.temperature < 0 or 0 < params.temperature < MIN_TEMPERATURE:
+            raise ValueError(f"temperature={params.temperature}: use 0 (argmax), or at least {MIN_TEMPERATURE}")
+        return VllmSamplingParams(
+            max_tokens=min(params.max_tokens, self._config.max_model_len - len(prompt)),
+            temperature=params.temperature,
+            top_p=1.0,
+            seed=None if params.seed is None else params.seed % 2**63,
+            stop_token_ids=list(params.stop_token_ids),
+            logprobs=0,  # of the sampled token alone
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise self._error()
+
+    def _error(self) -> EngineError:
+        return EngineError(f"the engine of {self._model_dir} cannot be used: {self._failure}")
+
+    def _fail(self, reason: str) -> None:
+        self._failure = reason
+        self._kill()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(self._processes, timeout=5.0)
+        self._processes = []
+
+
+def _build_engine(model_dir: Path, config: EngineConfig, abandoned: threading.Event) -> Any:
+    """Blocks until the engine is up; one that nobody waits for any more is not started, or ended again."""
+    with _START_LOCK, environment(engine_environment(config)):
+        from vllm.config import WeightTransferConfig
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from rollout.weight_transfer import BACKEND
+
+        arguments = AsyncEngineArgs(
+            **engine_arguments(model_dir, config, is_cpu=current_platform.is_cpu()),
+            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+        )
+        engine = None if abandoned.is_set() else AsyncLLM.from_engine_args(arguments)
+    if engine is not None and abandoned.is_set():
+        engine.shutdown()
+    return engine
+
+
+def _completion(output: Any, request_id: str) -> Completion:
+    sample = output.outputs[0] if output is not None and output.outputs else None
+    if sample is None or sample.finish_reason not in ("stop", "length"):
+        reason = None if sample is None else sample.finish_reason
+        raise EngineError(f"{request_id} ended with {reason!r} instead of 'stop' or 'length'")
+    token_ids = np.asarray(sample.token_ids, np.int32)
+    logprobs = np.asarray(sample.logprobs.logprobs, np.float32)
+    versions = np.full(token_ids.shape, -1, np.int32)
+    for span in sample.weight_versions or []:
+        versions[span.start : span.end] = int(span.version)
+    if logprobs.shape != token_ids.shape or (versions < 0).any():
+        raise EngineError(f"{request_id}: {len(token_ids)} tokens came with {len(logprobs)} logprobs and versions "
+                          f"{sample.weight_versions}; each token needs one of both")
+    return Completion(token_ids=token_ids, logprobs=logprobs, policy_versions=versions,
+                      finish_reason=sample.finish_reason)
+
+
+def _tokens_input(prompt: list[int]) -> Any:
+    from vllm.inputs import tokens_input
+
+    return tokens_input(prompt)
+
+
+def _init_request() -> Any:
+    from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+    return WeightTransferInitRequest(init_info={})
+
+
+def _update_request(package: WeightsPackage) -> Any:
+    from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+    files = [{"path": file.path, "sha256": file.sha256, "num_bytes": file.num_bytes} for file in package.files]
+    return WeightTransferUpdateRequest(update_info={"version": package.version, "files": files})
+
+
+def _was_rejected(error: Exception) -> bool:
+    from rollout.weight_transfer import REJECTED
+
+    return REJECTED in str(error)

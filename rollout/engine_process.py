@@ -1,0 +1,84 @@
+"""How vLLM is started: its arguments, its environment, and which of our child processes are its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rollout.config import EngineConfig
+
+
+def engine_arguments(model_dir: Path, config: EngineConfig, *, is_cpu: bool) -> dict[str, Any]:
+    """Of vLLM's AsyncEngineArgs, but for the weight transfer."""
+    arguments: dict[str, Any] = {
+        "model": str(model_dir),
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # the folder's would add stop tokens that nobody asked for
+        "dtype": config.dtype,
+        "seed": config.seed,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "enforce_eager": config.enforce_eager,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+    }
+    if not is_cpu:
+        return arguments | {"gpu_memory_utilization": config.gpu_memory_utilization}
+    return arguments | {
+        "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
+        # A prompt in pieces ends the CPU engine when the request has a seed ("CPU Generator does not use offset").
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(config.max_model_len, 4096),
+        # The model in the engine's own process, not in a third one: half the time to start, and no hop per token.
+        # "uni" would say the same, but vLLM replaces it on CPU, since it wants to set OpenMP's variables itself.
+        "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
+    }
+
+
+def engine_environment(config: EngineConfig) -> dict[str, str]:
+    """Variables that the engine's processes inherit; those already set win."""
+    variables = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": str(config.cpu_threads),
+        # Bound threads that spin while they wait are what costs most where other processes use the same cores.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    if config.enforce_eager:
+        # Otherwise the first requests compile the rank of the sampled token, which nobody reads.
+        variables["TORCHDYNAMO_DISABLE"] = "1"
+    return {name: os.environ.get(name, value) for name, value in variables.items()}
+
+
+@contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    """os.environ with `variables`, put back afterwards together with what vLLM sets (LD_PRELOAD among others)."""
+    saved = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - saved.keys():
+            del os.environ[name]
+        os.environ.update(saved)
+
+
+def engine_processes(before: set[int | None]) -> list[psutil.Process]:
+    """vLLM's processes among those started since `before`, with their descendants."""
+    processes: list[psutil.Process] = []
+    for child in multiprocessing.active_children():
+        if child.pid is None or child.pid in before or not child.name.startswith("EngineCore"):
+            continue
+        try:
+            root = psutil.Process(child.pid)
+            processes += [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            continue
+    return processes

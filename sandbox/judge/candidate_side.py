@@ -1,0 +1,157 @@
+"""The candidate worker as the supervisor sees it: every failure of it is a RejectedError.
+
+Inputs are copied while the candidate is stopped, so nothing in it sees them before the clock starts; outputs are read
+out of its memory while it is stopped again, so nothing in it runs after the clock has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sandbox.judge.arena import MemoryAccessError, span_bytes
+from sandbox.judge.compare import Expected
+from sandbox.judge.oracle_side import OracleSide
+from sandbox.judge.values import ITEMSIZE
+from sandbox.judge.worker import Worker, WorkerDiedError, WorkerError, WorkerReplyError, WorkerTimeoutError
+from sandbox.types import Outcome
+
+_MAX_SPAN_FACTOR = 4
+
+
+class RejectedError(Exception):
+    """The candidate failed; becomes a Judgement."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.message = message
+
+
+@dataclass
+class CandidateSide:
+    """The candidate worker. Every failure of it is a RejectedError; its time is bounded as a whole."""
+
+    worker: Worker
+    timeout_s: float
+    protocol: str
+    used_s: float = 0.0
+    observed: Callable[[dict[str, Any]], None] = lambda reply: None
+
+    def ask(self, message: dict[str, Any], phase: str) -> dict[str, Any]:
+        with _Stopwatch(self):
+            try:
+                reply = self.worker.ask(message, deadline=time.monotonic() + self.timeout_s - self.used_s)
+            except WorkerError as error:
+                raise self.rejection(error, phase) from error
+        self.observed(reply)
+        return reply
+
+    def rejection(self, error: WorkerError, phase: str) -> RejectedError:
+        if isinstance(error, WorkerTimeoutError):
+            return RejectedError(Outcome.TIMEOUT, f"{phase}: no end after {self.timeout_s:g} s in all; "
+                                 "look for an endless loop, a dead lock or far too much work")
+        if isinstance(error, WorkerDiedError):
+            text = f"{phase}: the process was {error.reason}" if error.reason.startswith("killed") else (
+                f"{phase}: the process {error.reason} before it was done; a candidate must not end its process")
+            if "SIGSEGV" in error.reason or "SIGBUS" in error.reason:
+                text += "; a kernel reads or writes outside its tensors (check sizes, strides and index arithmetic)"
+            return RejectedError(Outcome.RUNTIME_ERROR, text + (f"\n{error.stderr.strip()}" if error.stderr else ""))
+        assert isinstance(error, WorkerReplyError)
+        if error.kind == "contract":
+            return RejectedError(Outcome.RUNTIME_ERROR, f"{phase}: {error.message}")
+        return RejectedError(Outcome.RUNTIME_ERROR,
+                             f"{phase}: {error.kind}: {error.message}\n{error.traceback}".rstrip())
+
+    def prepare(self, slots: list[int], *, observe: bool) -> None:
+        """Readies a batch and stops the process, so that inputs can be written."""
+        self.ask({"op": "prepare", "model": "candidate", "slots": slots, "observe": observe}, "prepare")
+        self.worker.stop()
+
+    def go(self, phase: str) -> float:
+        """Runs the batch; seconds from waking the process to its word that it is done. It is stopped after."""
+        with _Stopwatch(self):
+            try:
+                seconds = run_batch(self.worker, self.timeout_s - self.used_s)
+            except WorkerError as error:
+                raise self.rejection(error, phase) from error
+        self.worker.stop()
+        return seconds
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What the outputs of the batch are, by the candidate's own word; checked against memory by the caller."""
+        self.worker.resume()
+        reply = self.ask({"op": "describe"}, "describe")
+        outputs = reply.get("outputs")
+        if not isinstance(outputs, list):
+            raise RejectedError(Outcome.REFUSED, "the candidate's process does not keep to the protocol")
+        return outputs
+
+    def release(self) -> None:
+        self.ask({"op": "release"}, "release")
+
+    def read_leaf(self, leaf: dict[str, Any]) -> np.ndarray:
+        try:
+            return self.worker.read_array(leaf)
+        except MemoryAccessError as error:
+            raise RejectedError(Outcome.RUNTIME_ERROR, f"an output's memory cannot be read: {error}") from error
+
+    def copy_inputs(self, oracle: OracleSide, slots: list[int]) -> None:
+        """The same bytes as in the oracle's arena; the process has to be stopped."""
+        source, target = memoryview(oracle.worker.arena.memory), memoryview(self.worker.arena.memory)  # type: ignore
+        for slot in slots:
+            where = oracle.layout.slot_range(slot)
+            target[where] = source[where]
+
+    def inputs_unchanged(self, oracle: OracleSide, slots: list[int]) -> bool:
+        source = np.frombuffer(oracle.worker.arena.memory, dtype=np.uint8)  # type: ignore[union-attr]
+        target = np.frombuffer(self.worker.arena.memory, dtype=np.uint8)  # type: ignore[union-attr]
+        ranges = [oracle.layout.slot_range(slot) for slot in slots]
+        return all(np.array_equal(source[where], target[where]) for where in ranges)
+
+
+class _Stopwatch:
+    """Adds the time inside to what the candidate has used."""
+
+    def __init__(self, side: CandidateSide) -> None:
+        self._side = side
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *exc: object) -> None:
+        self._side.used_s += time.monotonic() - self._began
+
+
+def run_batch(worker: Worker, timeout_s: float) -> float:
+    """Wakes a prepared, stopped worker and waits for its answer; wall seconds on the supervisor's clock."""
+    deadline = time.monotonic() + timeout_s
+    worker.send({"op": "go"})
+    began = time.perf_counter()
+    worker.resume()
+    worker.receive(deadline=deadline)
+    return time.perf_counter() - began
+
+
+def check_leaf(leaf: dict[str, Any], expected: Expected, path: str) -> None:
+    """Is the described output one the supervisor can and may read? Raises RejectedError."""
+    shape, stride = leaf["shape"], leaf["stride"]
+    if leaf["dtype"] != expected.dtype or tuple(shape) != expected.shape:
+        raise RejectedError(Outcome.WRONG, f"{path} must be {expected.dtype} {tuple(expected.shape)}, "
+                            f"got {leaf['dtype']} {tuple(shape)}")
+    if 0 in shape:
+        return
+    if not leaf["address"] or len(stride) != len(shape) or any(step < 0 for step in stride):
+        raise RejectedError(Outcome.WRONG, f"{path} must be an ordinary strided CPU tensor with memory of its own")
+    itemsize = ITEMSIZE[leaf["dtype"]]
+    dense = itemsize * int(np.prod(shape))
+    if span_bytes(leaf, itemsize) > _MAX_SPAN_FACTOR * dense + 4096:
+        raise RejectedError(Outcome.WRONG, f"{path} is spread too thinly over memory (strides {stride}); "
+                            "return a contiguous tensor")
+    if span_bytes(leaf, itemsize) < dense:
+        raise RejectedError(Outcome.WRONG, f"{path} has overlapping elements (strides {stride}); every element needs "
+                            "memory of its own")

@@ -1,0 +1,244 @@
+"""Is the candidate correct? A series of batches of two calls, each compared with the reference.
+
+    paper      num_checks natural draws.
+    hardened   also: one-block changes of inputs seen before, equal inputs again after the first outputs were
+               overwritten, weights edited in place between calls, and inputs transformed as far as the reference
+               itself stays accurate on them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sandbox.judge.arena import MemoryAccessError, read_memory, span_bytes, write_memory
+from sandbox.judge.candidate_side import CandidateSide, RejectedError, check_leaf
+from sandbox.judge.compare import compare_structure, compare_tensor
+from sandbox.judge.oracle_side import Answer, OracleSide
+from sandbox.judge.values import ITEMSIZE
+from sandbox.judge.worker import Region
+from sandbox.types import Outcome
+
+_OVERWRITE = 0x7F
+Draw = tuple[int, list[dict[str, Any]]]
+"""Key in the oracle, and where its tensors lie there."""
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """What the checks found, for Judgement.details."""
+
+    num_checks: int = 0
+    max_errors: list[float] = field(default_factory=list)
+    transforms: list[str] = field(default_factory=list)
+    dropped_transforms: list[str] = field(default_factory=list)
+    flags: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"num_checks": self.num_checks, "max_errors": self.max_errors, "transforms": self.transforms,
+                "dropped_transforms": self.dropped_transforms, "flags": self.flags}
+
+
+class Checker:
+    """Runs the checks of one protocol over a session."""
+
+    def __init__(self, oracle: OracleSide, candidate: CandidateSide, *, num_checks: int) -> None:
+        self._oracle = oracle
+        self._candidate = candidate
+        self._num_checks = num_checks
+        self._protocol = candidate.protocol
+        self.report = CheckReport()
+        self._index = 0
+        self._leaves: list[dict[str, Any]] = []
+        self.mutates = False
+        """The reference itself changes its inputs, so a candidate may."""
+
+    def run(self) -> CheckReport:
+        """Raises RejectedError at the first check that fails."""
+        if self._protocol == "paper":
+            for start in range(0, self._num_checks, 2):
+                count = min(2, self._num_checks - start)
+                self._batch([("fresh inputs", self._natural()) for _ in range(count)])
+            return self.report
+        slots = self._random_slots(2)
+        first, second = self._natural(), self._natural()
+        self._batch([("fresh inputs", first), ("fresh inputs", second)], slots=slots, overwrite=True)
+        # into the storage of the last call, with its results destroyed: only a computation can be right
+        self._batch([("the last inputs once more", second)], slots=slots[1:])
+        block = self._oracle.draw("block", base=second[0])
+        self._batch([("one block of the last inputs changed", block)], slots=slots[1:])
+        self._oracle.forget([first[0], second[0], block[0]])
+        if self._oracle.facts["weights"]:
+            self.load_weights(perturb=True)
+        remaining = [("fresh inputs", self._natural()) for _ in range(max(1, self._num_checks - 2))]
+        remaining += self._transformed(base=remaining[-1][1][0])
+        for start in range(0, len(remaining), 2):
+            self._batch(remaining[start : start + 2])
+            self._oracle.forget([key for _, (key, _) in remaining[start : start + 2]])
+        return self.report
+
+    def load_weights(self, *, perturb: bool) -> list[dict[str, Any]]:
+        """Redraws the reference's weights and copies them into the candidate's arena, then into its parameters."""
+        leaves = self.write_weights(perturb=perturb)
+        self._candidate.ask({"op": "weights", "weights": leaves}, "copying new weights")
+        return leaves
+
+    def write_weights(self, *, perturb: bool) -> list[dict[str, Any]]:
+        leaves = self._oracle.redraw_weights(perturb=perturb)
+        memory = self._candidate.worker.arena.memory  # type: ignore[union-attr]
+        for placed, leaf in zip(self._oracle.layout.weights, leaves, strict=True):
+            read_memory(self._oracle.worker.pid, leaf["address"], memory, placed["offset"],
+                        span_bytes(leaf, ITEMSIZE[leaf["dtype"]]))
+        return self._oracle.layout.weights
+
+    def _natural(self) -> Draw:
+        return self._oracle.draw()
+
+    def _transformed(self, base: int) -> list[tuple[str, Draw]]:
+        """The transformed draws on which the reference runs, stays finite and meets the tolerance itself."""
+        kept = []
+        natural_finite = self._oracle.answer(base, self._protocol).finite
+        for name in self._oracle.facts["transforms"]:
+            draw = self._oracle.draw(name, base=base)
+            answer = self._oracle.answer(draw[0], self._protocol)
+            if (answer.finite or not natural_finite) and answer.meets_tolerance:
+                kept.append((f"inputs {name}", draw))
+                self.report.transforms.append(name)
+            else:
+                self.report.dropped_transforms.append(name)
+        if not kept:
+            self.report.flags.append("no transform of the inputs is usable for this task")
+        return kept
+
+    def _random_slots(self, count: int) -> list[int]:
+        return [int(slot) for slot in np.random.permutation(len(self._oracle.layout.slots))[:count]]
+
+    def _batch(self, draws: list[tuple[str, Draw]], *, slots: list[int] | None = None, overwrite: bool = False) -> None:
+        """One prepared batch: run, read, compare."""
+        slots = slots or self._random_slots(len(draws))
+        for slot, (_, (_, leaves)) in zip(slots, draws, strict=True):
+            self._oracle.fill(slot, leaves)
+        keys = [key for _, (key, _) in draws]
+        self._oracle.ask_ahead(keys[0], self._protocol)  # computed while the candidate runs
+        self._candidate.prepare(slots, observe=True)
+        self._candidate.copy_inputs(self._oracle, slots)
+        self._candidate.go("ModelNew.forward")
+        unchanged = self._candidate.inputs_unchanged(self._oracle, slots)
+        described = self._candidate.describe()
+        if len(described) != len(draws):
+            raise RejectedError(Outcome.REFUSED, "the candidate's process does not keep to the protocol")
+        self._candidate.worker.stop()
+        answers, outputs = [], []
+        for (label, _), one, key, following in zip(draws, described, keys, [*keys[1:], None], strict=True):
+            answers.append(self._oracle.answer(key, self._protocol))
+            if following is not None:
+                self._oracle.ask_ahead(following, self._protocol)  # computed while this one is compared
+            self.mutates |= answers[-1].mutates
+            if not unchanged and not self.mutates:
+                raise RejectedError(Outcome.WRONG, "ModelNew.forward changed its inputs; write the result into memory "
+                                    "of its own")
+            self._index += 1
+            outputs.append(self.compare(one, answers[-1], f"check {self._index} ({label})"))
+        self._check_memory(outputs, answers)
+        if overwrite:
+            for output in outputs:
+                self._overwrite(output)
+        self._candidate.worker.resume()
+        self._candidate.release()
+        self.report.num_checks = self._index
+
+    def compare(self, described: dict[str, Any], answer: Answer, where: str) -> list[dict[str, Any]]:
+        """Compares one call's outputs, and returns their leaves; the candidate has to be stopped."""
+        try:
+            return self._compare(described, answer, where)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RejectedError(Outcome.REFUSED, "the candidate's process does not keep to the protocol: "
+                                f"{type(error).__name__}") from error
+
+    def _compare(self, described: dict[str, Any], answer: Answer, where: str) -> list[dict[str, Any]]:
+        difference = compare_structure(answer.node, described["node"])
+        if difference:
+            raise RejectedError(Outcome.WRONG, f"{where}: {difference}")
+        if described["plain"] is not True:
+            raise RejectedError(Outcome.REFUSED, f"{where}: outputs must be plain torch.Tensor, not a subclass")
+        leaves, errors = described["leaves"], []
+        for index, (leaf, expected) in enumerate(zip(leaves, answer.outputs, strict=True)):
+            name = "the output" if len(leaves) == 1 else f"output {index}"
+            check_leaf(leaf, expected, f"{where}: {name}")
+            array = self._candidate.read_leaf(leaf)
+            difference, error = compare_tensor(expected, array, self._protocol)  # type: ignore[arg-type]
+            if difference:
+                raise RejectedError(Outcome.WRONG, f"{where}: {name}: {difference}")
+            if error is not None and math.isfinite(error):
+                errors.append(error)
+        if not self.report.max_errors:
+            self.report.max_errors = errors
+        elif len(errors) == len(self.report.max_errors):
+            self.report.max_errors = [max(pair) for pair in zip(self.report.max_errors, errors, strict=True)]
+        self._leaves = leaves
+        return leaves
+
+    def snapshot(self, chosen: int, num_calls: int) -> list[np.ndarray]:
+        """Output tensors of one call of a timed batch; the candidate is stopped, as the clock left it.
+
+        Their addresses come from the arena's table, their layout from the checks: the candidate's process says
+        nothing in between.
+        """
+        count = len(self._leaves)
+        table = np.frombuffer(self._candidate.worker.arena.memory, dtype=np.uint64)  # type: ignore[union-attr]
+        addresses = table[: num_calls * count].reshape(num_calls, count)
+        spans = [span_bytes(leaf, ITEMSIZE[leaf["dtype"]]) for leaf in self._leaves]
+        _refuse_shared(addresses, spans, self._candidate.worker.region)
+        return [self._candidate.read_leaf(leaf | {"address": int(address)})
+                for leaf, address in zip(self._leaves, addresses[chosen], strict=True)]
+
+    def compare_snapshot(self, arrays: list[np.ndarray], answer: Answer) -> None:
+        for index, (array, expected) in enumerate(zip(arrays, answer.outputs, strict=True)):
+            difference, _ = compare_tensor(expected, array, self._protocol)  # type: ignore[arg-type]
+            if difference:
+                raise RejectedError(Outcome.WRONG, f"a timed call: output {index}: {difference}; the same code passed "
+                                    "the checks, so look for work that is skipped, cached or unfinished")
+
+    def _check_memory(self, outputs: list[list[dict[str, Any]]], answers: list[Answer]) -> None:
+        """Results of different calls, and inputs and results, must not share memory."""
+        seen: list[tuple[int, int]] = []
+        for output, answer in zip(outputs, answers, strict=True):
+            mine = []
+            for leaf, aliases in zip(output, answer.aliases, strict=True):
+                start = leaf["address"]
+                end = start + span_bytes(leaf, ITEMSIZE[leaf["dtype"]])
+                if start == end:
+                    continue
+                if self._candidate.worker.region.overlaps(start, end):
+                    if not aliases:
+                        raise RejectedError(Outcome.WRONG, "an output is a view of an input; return memory of its own")
+                    continue
+                if any(start < other_end and end > other_start for other_start, other_end in seen):
+                    raise RejectedError(Outcome.WRONG, "two calls of ModelNew returned the same memory, so the second "
+                                        "result overwrites the first; allocate the output in every call")
+                mine.append((start, end))
+            seen += mine
+
+    def _overwrite(self, output: list[dict[str, Any]]) -> None:
+        """Destroys a result the candidate may have kept, so that only a fresh computation can be right again."""
+        for leaf in output:
+            num_bytes = span_bytes(leaf, ITEMSIZE[leaf["dtype"]])
+            end = leaf["address"] + num_bytes
+            if num_bytes and not self._candidate.worker.region.overlaps(leaf["address"], end):
+                try:
+                    write_memory(self._candidate.worker.pid, leaf["address"], bytearray([_OVERWRITE]) * num_bytes)
+                except MemoryAccessError as error:
+                    raise RejectedError(Outcome.WRONG, f"an output lies in read-only memory: {error}") from error
+
+
+def _refuse_shared(addresses: np.ndarray, spans: list[int], inputs: Region) -> None:
+    """Results of the calls of one timed batch must not overlap; views of inputs were judged in the checks."""
+    blocks = sorted((int(address), int(address) + span) for row in addresses
+                    for address, span in zip(row, spans, strict=True) if span and not inputs.overlaps(
+                        int(address), int(address) + span))
+    if any(start < end for (_, end), (start, _) in zip(blocks, blocks[1:], strict=False)):
+        raise RejectedError(Outcome.WRONG, "timed calls of ModelNew returned the same memory; allocate the output in "
+                            "every call")

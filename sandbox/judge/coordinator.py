@@ -1,0 +1,211 @@
+"""JudgeCoordinator: from a candidate's files to a Judgement.
+
+    dedupe ─► guard (source) ─► compile ─► guard (symbols) ─► device: checks, clock
+                   │ refused       │ compile_error  │ refused      │ DeviceError: again elsewhere, counted
+
+The same task, files, skill and kind of judgement is judged once in a run; asked for again while it is under way, the
+second asker waits for the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sandbox import guard
+from sandbox.compile import CompileService
+from sandbox.config import CompileConfig, JudgeConfig
+from sandbox.judge.device import DeviceJudge
+from sandbox.pool import Device, ProfilerPool
+from sandbox.quiet import QuietLease
+from sandbox.reward import REJECTED
+from sandbox.skill import load_skill
+from sandbox.types import Artifact, Candidate, CompileResult, DeviceError, Judge, Judgement, Outcome, Task
+
+Compile = Callable[[str, Candidate], Awaitable[CompileResult]]
+Progress = Callable[[int, int, str], None]
+"""Called with (tasks done, tasks in all, what was done last)."""
+_COMPILES_PER_DEVICE = 2
+"""Baselines whose torch.compile is under way beside a device; a compile keeps one core busy."""
+_Result = TypeVar("_Result")
+
+
+class JudgeCoordinator(Judge):
+    """Judges many candidates at once over a pool of devices."""
+
+    def __init__(self, compile: Compile, pool: ProfilerPool, *, protocol: str = "hardened",
+                 max_retries: int = 2) -> None:
+        self._compile = compile
+        self._pool = pool
+        self._protocol = protocol
+        self._max_retries = max_retries
+        self._judged: dict[str, asyncio.Task[Judgement]] = {}
+        self._counts: Counter[str] = Counter()
+        self._compiling = asyncio.Semaphore(_COMPILES_PER_DEVICE * pool.num_devices)
+
+    async def judge(self, task: Task, candidate: Candidate, *, skill: str, timed: bool = True) -> Judgement:
+        """The verdict; the same one for the same files.
+
+        Raises:
+            DeviceError: devices failed `max_retries` + 1 times in a row; the candidate was not scored.
+            SandboxUnavailableError: the compile service failed.
+            TaskError: the reference itself does not run.
+        """
+        key = _key(task, candidate, skill, timed)
+        running = self._judged.get(key)
+        if running is None:
+            self._counts["judged"] += 1
+            running = asyncio.ensure_future(self._judge(task, candidate, skill, timed))
+            self._judged[key] = running
+            running.add_done_callback(partial(self._finished, key))
+        else:
+            self._counts["deduplicated"] += 1
+        return await asyncio.shield(running)
+
+    async def prepare(self, tasks: list[Task], progress: Progress | None = None) -> dict[str, tuple[float, float]]:
+        """Measures every task's baseline ahead; {task_id: (eager_ms, compile_ms)}.
+
+        torch.compile of one task runs beside the timing of another, and stands still while a clock runs.
+        """
+        times: dict[str, tuple[float, float]] = {}
+
+        async def one(task: Task) -> None:
+            async with self._compiling:
+                await self._warm(task)
+            times[task.task_id] = await self._on_device(lambda device: device.baseline(task))
+            if progress is not None:
+                eager_ms, compile_ms = times[task.task_id]
+                progress(len(times), len(tasks), f"{task.task_id}: eager {eager_ms:.3g} ms, "
+                         f"torch.compile {compile_ms:.3g} ms")
+
+        async with asyncio.TaskGroup() as group:
+            for task in tasks:
+                group.create_task(one(task))
+        return times
+
+    async def _warm(self, task: Task) -> None:
+        """torch.compile's kernels into the cache; trouble here comes back, counted, when the task is timed."""
+        try:
+            await (await self._pool.beside()).warm_compile(task)
+        except DeviceError:
+            self._counts["device_errors"] += 1
+
+    def stats(self) -> dict[str, int]:
+        """Counts of this run: judged, deduplicated, compiled, compile_cached, device_errors, outcome_*."""
+        return dict(self._counts) | {"devices_replaced": self._pool.num_replaced}
+
+    async def close(self) -> None:
+        for running in self._judged.values():
+            running.cancel()
+        await asyncio.gather(*self._judged.values(), return_exceptions=True)
+        await self._pool.close()
+
+    def _finished(self, key: str, done: asyncio.Task[Judgement]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._judged.pop(key, None)  # no verdict: the next asker tries again
+        else:
+            self._counts[f"outcome_{done.result().outcome}"] += 1
+
+    async def _judge(self, task: Task, candidate: Candidate, skill: str, timed: bool) -> Judgement:
+        loaded = load_skill(skill)
+        if self._protocol == "hardened" and (refusal := guard.check_source(loaded, candidate)) is not None:
+            return _rejected(Outcome.REFUSED, refusal)
+        result = await self._compile(skill, candidate)
+        self._counts["compile_cached" if result.cached else "compiled"] += 1
+        if result.artifact is None:
+            return _rejected(Outcome.COMPILE_ERROR, result.message)
+        artifact = result.artifact
+        if self._protocol == "hardened" and (refusal := guard.check_symbols(loaded, artifact)) is not None:
+            return _rejected(Outcome.REFUSED, refusal)
+        judgement = await self._on_device(
+            lambda device: device.judge(task, candidate, artifact, skill=skill, timed=timed))
+        details = {"compile_s": result.seconds, "compile_cached": result.cached}
+        return replace(judgement, details=judgement.details | details)
+
+    async def _on_device(self, job: Callable[[Device], Awaitable[_Result]]) -> _Result:
+        """Runs a job on the next free device, again elsewhere after trouble of ours."""
+        for attempt in range(self._max_retries + 1):
+            try:
+                async with self._pool.lease() as device:
+                    return await job(device)
+            except DeviceError:
+                self._counts["device_errors"] += 1
+                if attempt == self._max_retries:
+                    raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+class LocalDevice:
+    """A DeviceJudge of this process, its blocking calls in threads."""
+
+    def __init__(self, judge: DeviceJudge) -> None:
+        self._judge = judge
+
+    async def judge(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str,
+                    timed: bool) -> Judgement:
+        return await asyncio.to_thread(self._judge.judge, task, candidate, artifact, skill=skill, timed=timed)
+
+    async def baseline(self, task: Task) -> tuple[float, float]:
+        return await asyncio.to_thread(self._judge.baseline, task)
+
+    async def warm_compile(self, task: Task) -> float:
+        return await asyncio.to_thread(self._judge.warm_compile, task)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._judge.close)
+
+
+class LocalJudge(JudgeCoordinator):
+    """The whole judge in one process, without Ray: what `jaxagent judge` uses."""
+
+    def __init__(self, judge: JudgeConfig, compile: CompileConfig, *, registry_dir: Path | None = None) -> None:
+        service = CompileService(compile)
+        self._registry = registry_dir or Path(tempfile.gettempdir()) / f"jaxagent-quiet-{_user()}"
+
+        async def compile_in_thread(skill: str, candidate: Candidate) -> CompileResult:
+            return await asyncio.to_thread(service.compile, skill, candidate)
+
+        async def make_device(index: int) -> Device:
+            return LocalDevice(await asyncio.to_thread(make_device_judge, judge, index, self._registry))
+
+        super().__init__(compile_in_thread, ProfilerPool(make_device, judge.num_devices), protocol=judge.protocol,
+                         max_retries=judge.max_retries)
+
+
+def make_device_judge(config: JudgeConfig, index: int, registry_dir: Path) -> DeviceJudge:
+    """DeviceJudge `index` of this machine, on its share of the cores, ready to judge. Raises DeviceError."""
+    judge = DeviceJudge(config, device_cores(config, index), QuietLease(registry_dir) if config.quiet else None)
+    judge.wait_ready()
+    return judge
+
+
+def device_cores(config: JudgeConfig, index: int) -> list[int]:
+    """The cores of device `index`. Raises ValueError where the machine has too few."""
+    available = sorted(os.sched_getaffinity(0))
+    needed = (index + 1) * config.cores_per_device
+    if needed > len(available):
+        raise ValueError(f"judge.num_devices={config.num_devices} of judge.cores_per_device={config.cores_per_device} "
+                         f"need {needed} cores, this machine has {len(available)}; lower one of the two")
+    return available[needed - config.cores_per_device : needed]
+
+
+def _rejected(outcome: Outcome, message: str) -> Judgement:
+    return Judgement(outcome=outcome, reward=REJECTED, message=message)
+
+
+def _key(task: Task, candidate: Candidate, skill: str, timed: bool) -> str:
+    content: list[Any] = [task.code, sorted(candidate.files.items()), skill, timed]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _user() -> int:
+    return os.getuid()

@@ -1,0 +1,247 @@
+"""DeviceJudge: checks and times candidates on one device, in processes of its own.
+
+                      ┌── zygote (torch imported) ── forks ──┐
+    DeviceJudge ──────┤                                      ├─► reference worker: Model, inputs, float64 answers, eager
+    clock, comparison │                                      └─► candidate worker: model_new.py + kernels, other user
+    verdict           └── compile zygote (TorchInductor) ──────► baseline worker: eager against torch.compile
+
+Both workers are new for every judgement and dead before its verdict is returned. On CPU a device is a set of cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sandbox.baselines import Baseline, BaselineStore
+from sandbox.config import JudgeConfig
+from sandbox.judge import timing
+from sandbox.judge.arena import MemoryAccessError
+from sandbox.judge.candidate_side import CandidateSide, RejectedError
+from sandbox.judge.hygiene import Bounds
+from sandbox.judge.oracle_side import OracleSide, new_seed
+from sandbox.judge.ownwork import refuse_observed
+from sandbox.judge.run import Run, time_pair
+from sandbox.judge.worker import Worker
+from sandbox.judge.zygote import Zygote
+from sandbox.quiet import QuietLease
+from sandbox.reward import REJECTED, eq1
+from sandbox.skill import load_skill
+from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Outcome, Task
+
+_DRIFT_LIMIT = 2.0
+_user_ids = itertools.count()
+
+
+class DeviceJudge:
+    """One device. It does one job at a time; only `warm_compile` may run in another thread beside it."""
+
+    def __init__(self, config: JudgeConfig, cores: list[int], quiet: QuietLease | None = None) -> None:
+        self._config = config
+        self._cores = cores
+        self._quiet = quiet
+        self._cache_dir = config.baseline_dir.expanduser()
+        self._baselines = BaselineStore(self._cache_dir, threads=len(cores))
+        self._zygote = Zygote("judge", num_threads=len(cores), cache_dir=self._cache_dir / "inductor")
+        self._compile_zygote: Zygote | None = None
+        self._starting = threading.Lock()
+        self._uid = _free_uid() if os.geteuid() == 0 else None
+
+    def judge(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str,
+              timed: bool = True) -> Judgement:
+        """The verdict on a compiled candidate.
+
+        Raises:
+            DeviceError: trouble of ours; restart the device and try again.
+            TaskError: the reference itself does not run.
+        """
+        phases: dict[str, float] = {}
+        began = time.monotonic()
+        with self._scratch(candidate, artifact) as scratch, self._workers() as (oracle_worker, candidate_worker):
+            oracle = OracleSide(oracle_worker, task)
+            side = CandidateSide(candidate_worker, self._config.timeout_s, self._config.protocol)
+            if self._config.protocol == "hardened":
+                side.observed = refuse_observed
+            run = Run(self._config, oracle, side, phases)
+            try:
+                run.load(scratch, artifact, load_skill(skill).extension_module)
+                report = run.check()
+                details: dict[str, Any] = {"protocol": self._config.protocol, "checks": report.to_json()}
+                if not timed:
+                    return _judgement(Outcome.CORRECT, None, f"correct in {report.num_checks} checks; not timed",
+                                      details, phases, began)
+                with run.phase("baseline_s"):
+                    baseline = self.baseline_of(task)
+                with self._hold_quiet(oracle_worker, candidate_worker):
+                    candidate_series, eager_series = run.time()
+                run.verify_timed()
+                with run.phase("baseline_s"):
+                    baseline = self._revised(task, baseline, eager_series, details)
+            except RejectedError as rejection:
+                return _judgement(rejection.outcome, REJECTED, rejection.message, {"protocol": self._config.protocol},
+                                  phases, began)
+            except MemoryAccessError as error:
+                raise DeviceError(f"the judge cannot read its workers' memory ({error}); it needs to run as root with "
+                                  "CAP_SYS_PTRACE, or as an ordinary user") from error
+        return self._timed_judgement(baseline, candidate_series, eager_series, details, phases, began)
+
+    def baseline(self, task: Task) -> tuple[float, float]:
+        """(eager_ms, compile_ms) of a task, from the cache or measured now."""
+        baseline = self.baseline_of(task)
+        return baseline.eager_ms, baseline.compile_ms
+
+    def baseline_of(self, task: Task, *, fresh: bool = False) -> Baseline:
+        return self._baselines.get_or_measure(task, lambda: self._measure_baseline(task), fresh=fresh)
+
+    def warm_compile(self, task: Task) -> float:
+        """Compiles a task into the kernel cache without timing it; seconds. May run beside other work."""
+        began = time.monotonic()
+        if not self._baselines.has(task):
+            with self._oracle_worker(self._compiler()) as worker, self._quiet_citizen(worker):
+                oracle = OracleSide(worker, task)
+                oracle.build(perturb=False)
+                oracle.ask({"op": "compile", "seed": new_seed()})
+        return time.monotonic() - began
+
+    def wait_ready(self) -> None:
+        self._zygote.wait_ready()
+
+    def close(self) -> None:
+        self._zygote.close()
+        if self._compile_zygote is not None:
+            self._compile_zygote.close()
+            self._compile_zygote = None
+        if self._quiet is not None:
+            self._quiet.close()
+
+    def _compiler(self) -> Zygote:
+        with self._starting:
+            if self._compile_zygote is None:
+                self._compile_zygote = Zygote("compile", num_threads=len(self._cores),
+                                              cache_dir=self._cache_dir / "inductor")
+            return self._compile_zygote
+
+    @contextlib.contextmanager
+    def _hold_quiet(self, *timed: Worker) -> Iterator[None]:
+        """Everything registered stands still, except the workers that are timed."""
+        if self._quiet is None:
+            yield
+            return
+        for worker in timed:
+            self._quiet.protect(worker.pid)
+        try:
+            with self._quiet.hold():
+                yield
+        except TimeoutError as error:
+            raise DeviceError(str(error)) from error
+        finally:
+            for worker in timed:
+                self._quiet.unprotect(worker.pid)
+
+    @contextlib.contextmanager
+    def _quiet_citizen(self, worker: Worker) -> Iterator[None]:
+        """A worker that stands still while another job is timed."""
+        if self._quiet is None:
+            yield
+            return
+        self._quiet.register(worker.pid)
+        try:
+            yield
+        finally:
+            self._quiet.unregister(worker.pid)
+
+    def _measure_baseline(self, task: Task) -> Baseline:
+        """Eager and torch.compile, interleaved in one fresh process."""
+        began = time.monotonic()
+        with self._oracle_worker(self._compiler()) as worker:
+            oracle = OracleSide(worker, task)
+            oracle.build(perturb=False)
+            oracle.ask({"op": "compile", "seed": new_seed()})
+            compiled_s = time.monotonic() - began
+            with self._hold_quiet(worker):
+                eager, compiled = time_pair(oracle)
+        return Baseline(eager_ms=eager.median_ms, compile_ms=compiled.median_ms, eager=eager.to_json(),
+                        compile=compiled.to_json(), compile_s=compiled_s, seconds=time.monotonic() - began)
+
+    def _revised(self, task: Task, baseline: Baseline, eager: timing.Series, details: dict[str, Any]) -> Baseline:
+        """Times the baseline again where eager has moved too far since: one of the two was taken in a storm."""
+        drift = eager.median_ms / baseline.eager_ms
+        if 1 / _DRIFT_LIMIT < drift < _DRIFT_LIMIT:
+            return baseline
+        details["baseline_retimed"] = {"drift": drift, "eager_ms": baseline.eager_ms, "compile_ms": baseline.compile_ms}
+        return self.baseline_of(task, fresh=True)
+
+    def _timed_judgement(self, baseline: Baseline, candidate: timing.Series, eager: timing.Series,
+                         details: dict[str, Any], phases: dict[str, float], began: float) -> Judgement:
+        """Scales the stored time of torch.compile to the machine's speed of this minute.
+
+        torch.compile is timed once a task, against eager in the same process. Eager is timed again beside every
+        candidate; its change since then is the machine's (frequency, neighbours), which compiled code shares. So
+        compile_ms = stored compile_ms * (eager now / eager then), that is, the stored ratio is what counts.
+        """
+        drift = eager.median_ms / baseline.eager_ms
+        compile_ms = baseline.compile_ms * drift
+        reward = eq1(candidate.median_ms, eager.median_ms, compile_ms)
+        details |= {
+            "candidate": candidate.to_json(), "eager": eager.to_json(), "drift": drift,
+            "stored_eager_ms": baseline.eager_ms,
+            "stored_compile_ms": baseline.compile_ms,
+            "speedup_eager": eager.median_ms / candidate.median_ms, "speedup_compile": compile_ms / candidate.median_ms,
+            "round_ratios": [e / c for e, c in zip(eager.values_ms, candidate.values_ms, strict=True)],
+        }
+        message = (f"correct; {candidate.median_ms:.4g} ms (quartiles {_quartiles(candidate)}), "
+                   f"torch eager {eager.median_ms:.4g} ms: {eager.median_ms / candidate.median_ms:.2f}x, "
+                   f"torch.compile {compile_ms:.4g} ms: {compile_ms / candidate.median_ms:.2f}x")
+        judgement = _judgement(Outcome.CORRECT, reward, message, details, phases, began)
+        return Judgement(outcome=judgement.outcome, reward=reward, message=message,
+                         candidate_ms=candidate.median_ms, eager_ms=eager.median_ms, compile_ms=compile_ms,
+                         details=judgement.details)
+
+    @contextlib.contextmanager
+    def _workers(self) -> Iterator[tuple[Worker, Worker]]:
+        with self._oracle_worker(self._zygote) as oracle, Worker(self._zygote, "runner", Bounds(
+                cores=self._cores, memory_bytes=self._config.memory_mb << 20, uid=self._uid, write_files=False,
+                cpu_s=int(self._config.timeout_s * (len(self._cores) + 1)) + 5)) as candidate:
+            yield oracle, candidate
+
+    def _oracle_worker(self, zygote: Zygote) -> Worker:
+        return Worker(zygote, "oracle", Bounds(cores=self._cores, memory_bytes=self._config.memory_mb << 21, uid=None,
+                                               write_files=True))
+
+    @contextlib.contextmanager
+    def _scratch(self, candidate: Candidate, artifact: Artifact) -> Iterator[Path]:
+        """A folder the candidate can read and not write, with what it needs; gone afterwards."""
+        scratch = Path(tempfile.mkdtemp(prefix="candidate-"))
+        try:
+            scratch.chmod(0o755)
+            (scratch / "model_new.py").write_text(candidate.files.get("model_new.py", ""))
+            if artifact.shared_object:
+                (scratch / "extension.so").write_bytes(artifact.shared_object)
+                (scratch / "extension.so").chmod(0o755)
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _judgement(outcome: Outcome, reward: float | None, message: str, details: dict[str, Any],
+               phases: dict[str, float], began: float) -> Judgement:
+    phases["total_s"] = time.monotonic() - began
+    return Judgement(outcome=outcome, reward=reward, message=message, details=details | {"phases": phases})
+
+
+def _quartiles(series: timing.Series) -> str:
+    record = series.to_json()
+    return f"{record['p25_ms']:.4g}–{record['p75_ms']:.4g}"
+
+
+def _free_uid() -> int:
+    """A user of this device's own, so that two candidates can neither see nor signal each other."""
+    return 200_000 + (os.getpid() % 60_000) * 16 + next(_user_ids) % 16

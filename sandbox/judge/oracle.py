@@ -1,0 +1,259 @@
+"""The reference's process: runs the task's Model, never a candidate's code.
+
+It draws inputs from secret seeds, answers them in float64 (and as eager runs them), and serves the eager and the
+torch.compile model to the clock through the same ModelServer as the candidate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import sys
+import traceback
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from sandbox.judge.channel import Channel, ChannelClosedError
+from sandbox.judge.inputs import Transform, apply_transform, change_block, perturb_parameters, transforms_for
+from sandbox.judge.serving import ModelServer, address_of, describe, is_tensor, leaf_of, settle_allocator
+from sandbox.judge.values import flatten, pack_tensors, unflatten
+
+_TOLERANCE = {"float32": 1e-4, "float64": 1e-4, "float16": 1e-2, "bfloat16": 1e-2}
+_JITTER = 1e-6
+
+
+class OracleServer(ModelServer):
+    """One task."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel)
+        self._task: Any = None
+        self._reference: torch.nn.Module = torch.nn.Identity()
+        self._double: torch.nn.Module | None = None
+        self._originals: dict[str, torch.Tensor] = {}
+        self._weights: dict[str, torch.Tensor] = {}
+        self._draws: dict[int, list[Any]] = {}
+        self._answers: dict[int, list[Any]] = {}
+        self._transforms: dict[str, Transform] = {}
+        self._mutates: bool | None = None
+        self._num_threads = torch.get_num_threads()
+
+    def do_build(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Runs the task's code and builds its Model. The reply holds all that a candidate needs to know."""
+        self._task = types.ModuleType("task_model")
+        sys.modules["task_model"] = self._task  # dataclasses and pickle look classes up there
+        exec(compile(message["code"], "model.py", "exec"), self._task.__dict__)
+        torch.manual_seed(message["seed"])
+        arguments = self._task.get_init_inputs()
+        self._reference = self._task.Model(*arguments).eval()
+        state = self._reference.state_dict()
+        self._originals = {name: tensor.clone() for name, tensor in state.items()}
+        self.models["eager"] = self._reference
+        init_tensors: list[Any] = []
+        init = flatten(arguments, is_tensor, init_tensors)
+        draw: list[Any] = []
+        inputs = flatten(self._draw_natural(message["seed"]), is_tensor, draw)
+        self._transforms = transforms_for(draw)
+        return {"init": init, "init_tensors": pack_tensors(init_tensors), "inputs": inputs,
+                "leaves": [leaf_of(tensor) for tensor in draw],
+                "weights": [leaf_of(tensor.contiguous()) | {"name": name} for name, tensor in state.items()],
+                "transforms": list(self._transforms)}
+
+    def do_weights(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Redraws the weights in place; the reply says where the supervisor can read them."""
+        if message["perturb"]:
+            perturb_parameters(self._reference, self._originals, _generator(message["seed"]))
+        self._weights = {name: tensor.contiguous() for name, tensor in self._reference.state_dict().items()}
+        self._double = None
+        return {"weights": [leaf_of(tensor) | {"name": name} for name, tensor in self._weights.items()]}
+
+    def do_draw(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Makes inputs and keeps them under `key`: natural, or made from an earlier draw `base`."""
+        kind, base = message["kind"], self._draws.get(message.get("base", -1))
+        natural: list[Any] = []
+        if kind == "natural" or kind == "block":
+            flatten(self._draw_natural(message["seed"]), is_tensor, natural)
+        if kind == "natural":
+            tensors = natural
+        elif kind == "block":
+            generator = _generator(message["seed"] + 1)
+            tensors = [change_block(mine, other, generator) for mine, other in zip(base or [], natural, strict=True)]
+        else:
+            transform = self._transforms[kind]
+            tensors = [apply_transform(transform, tensor) for tensor in base or []]
+        self._draws[message["key"]] = tensors
+        return {"leaves": [leaf_of(tensor) for tensor in tensors]}
+
+    def do_adopt(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Keeps what a slot holds as a draw, so that a timed output can be answered for later."""
+        self._draws[message["key"]] = [
+            self.tensor_at(offset, leaf).clone()
+            for offset, leaf in zip(self._slots[message["slot"]], self._leaves, strict=True)]
+        return {}
+
+    def do_forget(self, message: dict[str, Any]) -> dict[str, Any]:
+        for key in message["keys"]:
+            self._draws.pop(key, None)
+            self._answers.pop(key, None)
+        return {}
+
+    def do_answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The reference's outputs for a draw: eager's, float64's where it runs so, and which integers are unstable.
+
+        Runs on one thread: checks go on beside busy neighbours, where threads that wait for each other lose more than
+        they win, and the pool of threads stays untouched for the clock.
+        """
+        key, node = message["key"], message["inputs"]
+        inputs = self._draws[key]
+        self._use_threads(1)
+        clones = [tensor.clone() for tensor in inputs]
+        with torch.no_grad():
+            eager = self._reference(*unflatten(node, clones))
+        if self._mutates is None:
+            self._mutates = any(not _same_bytes(old, new) for old, new in zip(inputs, clones, strict=True))
+        eager_tensors: list[Any] = []
+        flatten(eager, is_tensor, eager_tensors)
+        exact_tensors = _matching_double(self._run_double(inputs, node) if message["exact"] else None, eager_tensors)
+        unstable = self._unstable_integers(inputs, node, eager_tensors) if message["exact"] else {}
+        self._answers[key] = [eager, exact_tensors, unstable]
+        return {"output": describe(eager), "mutates": self._mutates,
+                "aliases": [_shares_storage(tensor, clones) for tensor in eager_tensors],
+                "exact": [leaf_of(tensor) if tensor is not None else None for tensor in exact_tensors],
+                "unstable": {str(index): leaf_of(mask) for index, mask in unstable.items()},
+                "meets_tolerance": _meets_tolerance(eager_tensors, exact_tensors),
+                "finite": all(bool(torch.isfinite(tensor).all()) for tensor in eager_tensors
+                              if tensor.is_floating_point())}
+
+    def do_compile(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Compiles the reference with torch.compile in default mode, on one natural draw; `models["compile"]`."""
+        self._use_threads(self._num_threads)
+        compiled = torch.compile(self._reference)
+        inputs = self._draw_natural(message["seed"])
+        with torch.no_grad():
+            for _ in range(2):
+                compiled(*inputs)
+        self.models["compile"] = compiled
+        return {}
+
+    def do_settle(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Before the clock starts: as few leftovers of the checks as possible."""
+        self._double = None
+        self._use_threads(self._num_threads)
+        gc.collect()
+        gc.freeze()
+        return {}
+
+    def _use_threads(self, count: int) -> None:
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)
+
+    def _draw_natural(self, seed: int) -> list[Any]:
+        torch.manual_seed(seed)
+        return list(self._task.get_inputs())
+
+    def _run(self, model: torch.nn.Module, tensors: list[Any], node: dict[str, Any]) -> Any:
+        with torch.no_grad():
+            return model(*unflatten(node, [tensor.clone() for tensor in tensors]))
+
+    def _run_double(self, tensors: list[Any], node: dict[str, Any]) -> Any:
+        """The reference in float64, or None where it cannot run so."""
+        try:
+            if self._double is None:
+                self._double = copy.deepcopy(self._reference).double()
+            wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
+            with _default_dtype(torch.float64):
+                return self._run(self._double, wide, node)
+        except (RuntimeError, TypeError, ValueError):  # the task mixes in float32 of its own: eager is the reference
+            return None
+
+    def _unstable_integers(self, tensors: list[Any], node: dict[str, Any], eager: list[Any]) -> dict[int, Any]:
+        """Positions of integer outputs (argmax, for example) that change when inputs move in their last digits."""
+        integers = [index for index, tensor in enumerate(eager) if not tensor.is_floating_point()]
+        if not integers or not any(tensor.is_floating_point() for tensor in tensors):
+            return {}
+        moved = [tensor * (1 + _JITTER * torch.randn_like(tensor)) if tensor.is_floating_point() else tensor
+                 for tensor in tensors]
+        again: list[Any] = []
+        flatten(self._run(self._reference, moved, node), is_tensor, again)
+        return {index: (again[index] != eager[index]).contiguous() for index in integers
+                if again[index].shape == eager[index].shape}
+
+
+def serve(channel: Channel) -> None:
+    """Answers until the supervisor hangs up. A failure is the task's or ours, never a candidate's."""
+    settle_allocator()
+    server = OracleServer(channel)
+    while True:
+        try:
+            message = channel.receive()
+        except ChannelClosedError:
+            return
+        try:
+            reply = server.handle(message)
+        except Exception as error:
+            reply = {"error": {"type": type(error).__name__, "message": str(error)[:2000],
+                               "traceback": traceback.format_exc(limit=-6)[-3000:]}}
+        channel.send(reply)
+
+
+def _generator(seed: int) -> torch.Generator:
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    return generator
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _matching_double(exact: Any, eager: list[Any]) -> list[Any]:
+    """For each eager output its float64 answer, contiguous; None for integers or where there is none."""
+    tensors: list[Any] = []
+    if exact is not None:
+        flatten(exact, is_tensor, tensors)
+    if len(tensors) != len(eager):
+        tensors = [None] * len(eager)
+    return [wide.contiguous() if wide is not None and narrow.is_floating_point() and wide.dtype == torch.float64
+            and wide.shape == narrow.shape else None
+            for wide, narrow in zip(tensors, eager, strict=True)]
+
+
+def _meets_tolerance(eager: list[Any], exact: list[Any]) -> bool:
+    """True where eager float32 itself stays within the hardened tolerance of float64."""
+    for narrow, wide in zip(eager, exact, strict=True):
+        dtype = str(narrow.dtype).removeprefix("torch.")
+        if wide is None or dtype not in _TOLERANCE or wide.numel() == 0:
+            continue
+        if not _is_close(narrow, wide, _TOLERANCE[dtype]):
+            return False
+    return True
+
+
+def _is_close(narrow: torch.Tensor, wide: torch.Tensor, tolerance: float) -> bool:
+    scale = wide.square().mean().sqrt()
+    if bool(torch.isfinite(scale)):
+        error = (narrow - wide).abs_()
+        return bool((error <= (wide.abs() + scale).mul_(tolerance)).all())
+    finite = torch.isfinite(wide)
+    if not torch.equal(finite, torch.isfinite(narrow)):
+        return False
+    return not bool(finite.any()) or _is_close(narrow[finite].double(), wide[finite], tolerance)
+
+
+def _shares_storage(tensor: Any, inputs: list[Any]) -> bool:
+    storages = {leaf.untyped_storage().data_ptr() for leaf in inputs if address_of(leaf)}
+    return bool(address_of(tensor)) and tensor.untyped_storage().data_ptr() in storages
+
+
+def _same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return torch.equal(first.contiguous().view(-1).view(torch.uint8), second.contiguous().view(-1).view(torch.uint8))

@@ -1,0 +1,189 @@
+"""The reference worker as the supervisor sees it: inputs, answers and weights, and where they lie.
+
+    oracle ──draws──► supervisor ──same bytes──► arena of the oracle, arena of the candidate
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from sandbox.judge.arena import TABLE_BYTES, Arena, align, read_memory, span_bytes
+from sandbox.judge.compare import Expected
+from sandbox.judge.values import ITEMSIZE
+from sandbox.judge.worker import Worker, WorkerDiedError, WorkerError, WorkerReplyError, WorkerTimeoutError
+from sandbox.tasks import TaskError
+from sandbox.types import DeviceError, Task
+
+ORACLE_TIMEOUT_S = 120.0
+MAX_SLOTS = 33
+_MAX_ARENA_BYTES = 256 << 20
+_OUR_TROUBLE = ("No working C++ compiler", "No space left on device", "Cannot allocate memory")
+"""Words of errors in the reference's process that say nothing about the task."""
+
+
+def new_seed() -> int:
+    """Seeds come from the operating system and are told to nobody but the oracle."""
+    return secrets.randbits(62)
+
+
+@dataclass(slots=True)
+class Layout:
+    """Where weights and inputs lie in an arena."""
+
+    weights: list[dict[str, Any]]
+    slots: list[list[int]]
+    slot_bytes: int
+    size: int
+    leaves: list[dict[str, Any]]
+
+    @classmethod
+    def plan(cls, leaves: list[dict[str, Any]], weights: list[dict[str, Any]]) -> Layout:
+        offset, placed = TABLE_BYTES, []
+        for leaf in weights:
+            placed.append({key: leaf[key] for key in ("name", "dtype", "shape", "stride")} | {"offset": offset})
+            offset = align(offset + span_bytes(leaf, ITEMSIZE[leaf["dtype"]]))
+        sizes = [align(span_bytes(leaf, ITEMSIZE[leaf["dtype"]])) for leaf in leaves]
+        slot_bytes = sum(sizes)
+        num_slots = max(3, min(MAX_SLOTS, _MAX_ARENA_BYTES // max(slot_bytes, 1)))
+        slots, end = [], offset
+        for _ in range(num_slots):
+            slots.append([end + sum(sizes[:index]) for index in range(len(sizes))])
+            end += slot_bytes
+        return cls(placed, slots, slot_bytes, max(end, TABLE_BYTES), leaves)
+
+    def slot_range(self, slot: int) -> slice:
+        start = self.slots[slot][0] if self.slots[slot] else 0
+        return slice(start, start + self.slot_bytes)
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """What the reference says to one draw."""
+
+    node: dict[str, Any]
+    outputs: list[Expected]
+    aliases: list[bool]
+    mutates: bool
+    meets_tolerance: bool
+    finite: bool
+
+
+class OracleSide:
+    """The reference worker: draws, answers and weights. Its failures are the task's (TaskError) or ours."""
+
+    def __init__(self, worker: Worker, task: Task) -> None:
+        self.worker = worker
+        self.task = task
+        self.facts: dict[str, Any] = {}
+        self.layout: Layout
+        self._next_key = 0
+        self._answers: dict[int, Answer] = {}
+        self._asked: list[int] = []
+
+    def build(self, *, perturb: bool) -> None:
+        """Builds the reference; `facts` then holds its init inputs and the shapes of inputs and weights."""
+        self.facts = self.ask({"op": "build", "code": self.task.code, "seed": new_seed() % (1 << 31)})
+        for leaf in self.facts["leaves"] + self.facts["weights"]:
+            if leaf["dtype"] not in ITEMSIZE:
+                raise TaskError(f"task {self.task.task_id}: tensors of type {leaf['dtype']} cannot be judged; "
+                                f"allowed: {', '.join(ITEMSIZE)}")
+        self.layout = Layout.plan(self.facts["leaves"], self.facts["weights"])
+        self.map(Arena.create(self.layout.size))
+
+    def map(self, arena: Arena) -> None:
+        try:
+            self.worker.map(arena, inputs=self.facts["inputs"], leaves=self.facts["leaves"], slots=self.layout.slots,
+                            deadline=time.monotonic() + ORACLE_TIMEOUT_S)
+        except WorkerError as error:
+            raise DeviceError(f"the reference's process failed: {error}") from error
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.send(message)
+        return self.receive()
+
+    def send(self, message: dict[str, Any]) -> None:
+        try:
+            self.worker.send(message)
+        except WorkerError as error:
+            raise DeviceError(f"task {self.task.task_id}: the reference's process failed: {error}") from error
+
+    def receive(self) -> dict[str, Any]:
+        try:
+            return self.worker.receive(deadline=time.monotonic() + ORACLE_TIMEOUT_S)
+        except WorkerReplyError as error:
+            if any(word in error.message for word in _OUR_TROUBLE):
+                raise DeviceError(f"task {self.task.task_id}: {error}") from error
+            raise TaskError(f"task {self.task.task_id}: the reference does not run: {error}\n{error.traceback}\n"
+                            "Fix the task or leave it out; `jaxagent tasks check` lists such tasks") from error
+        except (WorkerDiedError, WorkerTimeoutError) as error:
+            raise DeviceError(f"task {self.task.task_id}: the reference's process failed: {error}") from error
+
+    def draw(self, kind: str = "natural", base: int | None = None) -> tuple[int, list[dict[str, Any]]]:
+        """Key and leaves of new inputs."""
+        self._next_key += 1
+        message = {"op": "draw", "key": self._next_key, "kind": kind, "seed": new_seed()}
+        leaves = self.ask(message | ({} if base is None else {"base": base}))["leaves"]
+        now, before = ([(leaf["dtype"], leaf["shape"], leaf["stride"]) for leaf in draw]
+                       for draw in (leaves, self.layout.leaves))
+        if now != before:
+            raise TaskError(f"task {self.task.task_id}: get_inputs() returns other shapes or types in every call "
+                            f"({now} after {before}); a task needs fixed ones")
+        return self._next_key, leaves
+
+    def adopt(self, slot: int) -> int:
+        """Key of a draw that holds what lies in a slot of the oracle's arena."""
+        self._next_key += 1
+        self.ask({"op": "adopt", "slot": slot, "key": self._next_key})
+        return self._next_key
+
+    def redraw_weights(self, *, perturb: bool) -> list[dict[str, Any]]:
+        """Where the new weights lie in the oracle's memory; earlier answers no longer hold."""
+        self._answers.clear()
+        return self.ask({"op": "weights", "perturb": perturb, "seed": new_seed()})["weights"]
+
+    def forget(self, keys: list[int]) -> None:
+        for key in keys:
+            self._answers.pop(key, None)
+        if keys:
+            self.ask({"op": "forget", "keys": keys})
+
+    def fill(self, slot: int, leaves: list[dict[str, Any]]) -> None:
+        """Copies a draw into a slot of the oracle's arena."""
+        assert self.worker.arena is not None
+        for offset, leaf in zip(self.layout.slots[slot], leaves, strict=True):
+            read_memory(self.worker.pid, leaf["address"], self.worker.arena.memory, offset,
+                        span_bytes(leaf, ITEMSIZE[leaf["dtype"]]))
+
+    def answer(self, key: int, protocol: str) -> Answer:
+        """The reference's outputs for a draw, read out of its memory; asked for once while the weights stay."""
+        self.ask_ahead(key, protocol)
+        while key not in self._answers:
+            self._answers[self._asked.pop(0)] = self._read_answer(protocol)
+        return self._answers[key]
+
+    def ask_ahead(self, key: int, protocol: str) -> None:
+        """Lets the oracle compute an answer while the supervisor does something else; nothing else may be asked
+        before it is read."""
+        if key not in self._answers and key not in self._asked:
+            self.send({"op": "answer", "key": key, "exact": protocol == "hardened", "inputs": self.facts["inputs"]})
+            self._asked.append(key)
+
+    def _read_answer(self, protocol: str) -> Answer:
+        reply = self.receive()
+        outputs = []
+        for index, leaf in enumerate(reply["output"]["leaves"]):
+            exact = reply["exact"][index]
+            unstable = reply["unstable"].get(str(index))
+            needs_eager = exact is None or protocol == "paper" or not reply["meets_tolerance"]
+            if leaf["dtype"] not in ITEMSIZE:
+                raise TaskError(f"task {self.task.task_id}: output {index} has type {leaf['dtype']}, "
+                                f"which cannot be judged; allowed: {', '.join(ITEMSIZE)}")
+            outputs.append(Expected(
+                dtype=leaf["dtype"], eager=self.worker.read_array(leaf) if needs_eager else None,
+                exact=self.worker.read_array(exact) if exact is not None else None,
+                unstable=self.worker.read_array(unstable) if unstable is not None else None))
+        return Answer(node=reply["output"]["node"], outputs=outputs, aliases=reply["aliases"],
+                      mutates=reply["mutates"], meets_tolerance=reply["meets_tolerance"], finite=reply["finite"])

@@ -1,0 +1,196 @@
+"""One judgement's phases: load, check, time, and verify what was timed."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from sandbox.config import JudgeConfig
+from sandbox.judge import timing
+from sandbox.judge.arena import Arena
+from sandbox.judge.candidate_side import CandidateSide, RejectedError
+from sandbox.judge.checks import Checker, CheckReport
+from sandbox.judge.oracle_side import OracleSide
+from sandbox.judge.worker import WorkerError
+from sandbox.types import Artifact, Outcome
+
+_MAX_VERIFIED_OUTPUTS = 2
+_BASELINE_ROUNDS = 11
+_BASELINE_WARMUP_MS = 150.0
+_BASELINE_ATTEMPTS = 3
+_CALM = 1.25
+"""Upper over lower quartile of the rounds below which a baseline is not timed again."""
+
+
+class Run:
+    """The phases of one judgement; their seconds go into `phases`."""
+
+    def __init__(self, config: JudgeConfig, oracle: OracleSide, candidate: CandidateSide,
+                 phases: dict[str, float]) -> None:
+        self._config = config
+        self._oracle = oracle
+        self._candidate = candidate
+        self._phases = phases
+        self._checker = Checker(oracle, candidate, num_checks=config.num_checks)
+        self._snapshots: list[tuple[int, list[np.ndarray]]] = []
+        self._mutates = False
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._phases[name] = self._phases.get(name, 0.0) + time.monotonic() - began
+
+    def load(self, scratch: Path, artifact: Artifact, extension_module: str) -> None:
+        """Builds the reference while the candidate loads, then ModelNew with the reference's weights."""
+        candidate, oracle = self._candidate, self._oracle
+        with self.phase("load_s"):
+            oracle.build(perturb=self._config.protocol == "hardened")
+            candidate.ask({"op": "load", "protocol": self._config.protocol, "extension_module": extension_module,
+                           "model_new": str(scratch / "model_new.py"), "interface": artifact.interface,
+                           "shared_object": str(scratch / "extension.so") if artifact.shared_object else ""},
+                          "loading model_new.py")
+            self._share_arena()
+            leaves = self._checker.write_weights(perturb=self._config.protocol == "hardened")
+            construct = {"op": "construct", "init": oracle.facts["init"], "weights": leaves,
+                         "init_tensors": oracle.facts["init_tensors"], "seed": secrets.randbits(31)}
+            candidate.ask(construct, "building ModelNew")
+
+    def _share_arena(self) -> None:
+        facts, layout = self._oracle.facts, self._oracle.layout
+        try:
+            self._candidate.worker.map(Arena.create(layout.size), inputs=facts["inputs"], leaves=facts["leaves"],
+                                       slots=layout.slots, deadline=time.monotonic() + self._config.timeout_s)
+        except WorkerError as error:
+            raise self._candidate.rejection(error, "loading model_new.py") from error
+
+    def check(self) -> CheckReport:
+        with self.phase("check_s"):
+            report = self._checker.run()
+            self._mutates = self._checker.mutates
+            return report
+
+    def time(self) -> tuple[timing.Series, timing.Series]:
+        """Interleaved rounds of candidate and eager."""
+        with self.phase("time_s"):
+            self._oracle.ask({"op": "settle"})
+            slots = timing.Slots(self._oracle, rounds=self._config.timed_rounds)
+            every = list(range(len(self._oracle.layout.slots)))
+            eager = timing.oracle_contender(self._oracle, "eager")
+            candidate = self._contender()
+            slots.fill_all()
+            for contender in (candidate, eager):
+                timing.measure_overhead(contender)
+            timing.warm_up([candidate, eager], every, warmup_ms=self._config.warmup_ms)
+            rounds = timing.plan_rounds(self._config.timed_rounds, 3 * timing.TARGET_BATCH_S)
+            observed = secrets.randbelow(rounds)
+            verified = set(secrets.SystemRandom().sample(range(rounds), min(_MAX_VERIFIED_OUTPUTS, rounds)))
+            for index in range(rounds):
+                if index == observed:
+                    self._observed_batch(candidate, slots, every)
+                self._round(candidate, eager, slots, every, verify=index in verified)
+            return candidate.series, eager.series
+
+    def _round(self, candidate: timing.Contender, eager: timing.Contender, slots: timing.Slots, every: list[int],
+               *, verify: bool) -> None:
+        """Fresh inputs, both contenders in random order, one output of the candidate's kept for verification."""
+        count = max(candidate.num_calls, eager.num_calls)
+        used = secrets.SystemRandom().sample(every, count)
+        slots.refresh(used)
+        mine = used[: candidate.num_calls]
+        chosen = secrets.randbelow(len(mine))
+        key = self._oracle.adopt(mine[chosen]) if verify else None
+        order = [candidate, eager] if self._mutates else timing.shuffled([candidate, eager])
+        for contender in order:
+            batch = mine if contender is candidate else used[: eager.num_calls]
+            contender.series.values_ms.append(timing.time_batch(contender, batch))
+            if contender is candidate:
+                self._after_batch(mine, chosen, key)
+            contender.after()
+
+    def _observed_batch(self, candidate: timing.Contender, slots: timing.Slots, every: list[int]) -> None:
+        """A batch among the timed ones that is not counted: here operators are recorded, as in the checks."""
+        used = secrets.SystemRandom().sample(every, candidate.num_calls)
+        slots.refresh(used)
+        self._candidate.worker.resume()
+        self._candidate.prepare(used, observe=True)
+        self._candidate.copy_inputs(self._oracle, used)
+        candidate.go()
+        self._candidate.describe()
+        self._candidate.release()
+        self._candidate.worker.stop()
+
+    def _contender(self) -> timing.Contender:
+        side, oracle = self._candidate, self._oracle
+
+        def ready(batch: list[int]) -> None:
+            side.worker.resume()
+            side.prepare(batch, observe=False)
+            side.copy_inputs(oracle, batch)
+
+        def go() -> float:
+            oracle.worker.stop()
+            try:
+                return side.go("ModelNew.forward, timed")
+            finally:
+                oracle.worker.resume()
+
+        def after() -> None:
+            side.worker.resume()
+            side.release()
+            side.worker.stop()  # its threads may still spin, and eager is timed next
+
+        return timing.Contender(side.worker, ready, go, after)
+
+    def _after_batch(self, batch: list[int], chosen: int, key: int | None) -> None:
+        """Reads what was timed, while the candidate is stopped."""
+        side = self._candidate
+        if not self._mutates and not side.inputs_unchanged(self._oracle, batch):
+            raise RejectedError(Outcome.WRONG, "a timed call of ModelNew.forward changed its inputs")
+        if key is not None:
+            self._snapshots.append((key, self._checker.snapshot(chosen, len(batch))))
+
+    def verify_timed(self) -> None:
+        """Compares the outputs kept from timed calls with the reference's."""
+        with self.phase("verify_s"):
+            for key, outputs in self._snapshots:
+                answer = self._oracle.answer(key, self._config.protocol)
+                self._checker.compare_snapshot(outputs, answer)
+
+
+def time_pair(oracle: OracleSide) -> tuple[timing.Series, timing.Series]:
+    """Eager and compiled reference in one process, interleaved; the calmest of a few series of rounds."""
+    eager, compiled = (timing.oracle_contender(oracle, name) for name in ("eager", "compile"))
+    slots, every = timing.Slots(oracle, rounds=_BASELINE_ROUNDS), list(range(len(oracle.layout.slots)))
+    slots.fill_all()
+    for contender in (eager, compiled):
+        timing.measure_overhead(contender)
+    timing.warm_up([compiled, eager], every, warmup_ms=_BASELINE_WARMUP_MS)
+    taken: list[tuple[timing.Series, timing.Series]] = []
+    for _ in range(_BASELINE_ATTEMPTS):
+        eager.series, compiled.series = timing.Series(), timing.Series()
+        _time_rounds(eager, compiled, slots, every)
+        taken.append((eager.series, compiled.series))
+        if _unrest(taken[-1]) < _CALM:
+            break
+    return min(taken, key=_unrest)
+
+
+def _time_rounds(eager: timing.Contender, compiled: timing.Contender, slots: timing.Slots, every: list[int]) -> None:
+    for _ in range(_BASELINE_ROUNDS):
+        used = secrets.SystemRandom().sample(every, max(eager.num_calls, compiled.num_calls))
+        slots.refresh(used)
+        for contender in timing.shuffled([eager, compiled]):
+            contender.series.values_ms.append(timing.time_batch(contender, used[: contender.num_calls]))
+            contender.after()
+
+
+def _unrest(pair: tuple[timing.Series, timing.Series]) -> float:
+    return max(series.spread for series in pair)

@@ -1,0 +1,186 @@
+"""The clock: interleaved batches of candidate and baseline, timed from outside of both.
+
+    round r:   draw inputs → same bytes to both → [candidate batch] [eager batch]   in random order
+               one process runs, the other is stopped
+
+A time is the wall time of a batch on the supervisor's clock, less that of an empty batch, over its calls. Medians over
+rounds are reported with their quartiles. Warm-up goes by time, since a fresh process reads several times too slow at
+first and whoever is timed first would lose.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sandbox.judge.arena import read_memory, span_bytes
+from sandbox.judge.candidate_side import run_batch
+from sandbox.judge.oracle_side import OracleSide
+from sandbox.judge.values import FLOATS, ITEMSIZE
+from sandbox.judge.worker import Worker
+
+TARGET_BATCH_S = 0.004
+_DRAW_BUDGET_S = 0.12
+_MAX_TIMING_S = 8.0
+_MIX_BLOCKS = 8
+_NUM_EMPTY = 7
+_LEAST_OWN_SHARE = 0.25
+"""Of a batch's wall time at most the rest is taken for the round trip: a time is never near zero by subtraction."""
+
+
+@dataclass(slots=True)
+class Series:
+    """Milliseconds a call of one model, a value a round."""
+
+    values_ms: list[float] = field(default_factory=list)
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.values_ms)
+
+    @property
+    def spread(self) -> float:
+        """Upper over lower quartile: 1.0 where every round reads alike."""
+        lower, _, upper = statistics.quantiles(self.values_ms, n=4)
+        return upper / lower
+
+    def to_json(self) -> dict[str, Any]:
+        ordered = sorted(self.values_ms)
+        quartiles = statistics.quantiles(ordered, n=4) if len(ordered) > 1 else [ordered[0]] * 3
+        return {"median_ms": self.median_ms, "p25_ms": quartiles[0], "p75_ms": quartiles[2], "min_ms": ordered[0],
+                "max_ms": ordered[-1], "rounds": len(ordered)}
+
+
+@dataclass(slots=True)
+class Contender:
+    """Something to be timed: a worker and the name of a model in it.
+
+    `ready` makes a batch over slots and leaves the process stopped; `after` follows the timed batch.
+    """
+
+    worker: Worker
+    ready: Callable[[list[int]], None]
+    go: Callable[[], float]
+    after: Callable[[], None]
+    series: Series = field(default_factory=Series)
+    overhead_s: float = 0.0
+    num_calls: int = 1
+
+
+def oracle_contender(oracle: OracleSide, model: str) -> Contender:
+    """Eager or compiled reference in the oracle's process."""
+    worker = oracle.worker
+
+    def ready(slots: list[int]) -> None:
+        oracle.ask({"op": "prepare", "model": model, "slots": slots, "observe": False})
+        worker.stop()
+
+    def go() -> float:
+        return run_batch(worker, 120.0)
+
+    def after() -> None:
+        oracle.ask({"op": "release"})
+
+    return Contender(worker, ready, go, after)
+
+
+class Slots:
+    """Fresh contents for the slots of the oracle's arena, round after round.
+
+    Every round's contents are new. They are natural draws as far as the time for drawing goes; beyond that, block by
+    block mixtures of recent draws at their places, which no earlier call has seen.
+    """
+
+    def __init__(self, oracle: OracleSide, *, rounds: int) -> None:
+        self._oracle = oracle
+        self._rounds = rounds
+        self._pool: list[tuple[int, list[dict[str, Any]]]] = []
+        self._draw_s: list[float] = []
+
+    def fill_all(self) -> None:
+        """One draw in every slot, for the warm-up."""
+        _, leaves = self._oracle.draw()
+        for slot in range(len(self._oracle.layout.slots)):
+            self._oracle.fill(slot, leaves)
+
+    def refresh(self, slots: list[int]) -> None:
+        natural = len(slots)
+        if self._draw_s:
+            cost = statistics.median(self._draw_s)
+            natural = max(1, min(natural, int(_DRAW_BUDGET_S / self._rounds / max(cost, 1e-6))))
+        for index, slot in enumerate(slots):
+            if index < natural or len(self._pool) < 2:
+                began = time.perf_counter()
+                self._pool.append(self._oracle.draw())
+                self._draw_s.append(time.perf_counter() - began)
+                self._oracle.fill(slot, self._pool[-1][1])
+            else:
+                self._mix(slot)
+        self._oracle.forget([key for key, _ in self._pool[:-4]])
+        del self._pool[:-4]
+
+    def _mix(self, slot: int) -> None:
+        """Blocks at the same place of several draws; integers whole, as they index into something."""
+        pid, memory = self._oracle.worker.pid, self._oracle.worker.arena.memory  # type: ignore[union-attr]
+        whole = secrets.choice(self._pool)[1]
+        for index, offset in enumerate(self._oracle.layout.slots[slot]):
+            leaf = whole[index]
+            total = span_bytes(leaf, ITEMSIZE[leaf["dtype"]])
+            if leaf["dtype"] not in FLOATS:
+                read_memory(pid, leaf["address"], memory, offset, total)
+                continue
+            edges = sorted({0, total, *(int(edge) * 8 for edge in np.random.randint(0, total // 8 + 1, _MIX_BLOCKS))})
+            for start, end in zip(edges, edges[1:], strict=False):
+                source = secrets.choice(self._pool)[1][index]
+                read_memory(pid, source["address"] + start, memory, offset + start, end - start)
+
+
+def measure_overhead(contender: Contender) -> None:
+    """The round trip of a batch without calls; the shortest, so that a disturbed one takes nothing off a time."""
+    times = []
+    for _ in range(_NUM_EMPTY):
+        contender.ready([])
+        times.append(contender.go())
+        contender.after()
+    contender.overhead_s = min(times)
+
+
+def warm_up(contenders: list[Contender], slots: list[int], *, warmup_ms: float) -> None:
+    """Runs each until `warmup_ms` have passed, then sets how many calls its batches have."""
+    for contender in contenders:
+        spent, runs, contender.num_calls = 0.0, 0, 1
+        while spent < warmup_ms / 1000 or runs < 2:
+            contender.ready(slots[: contender.num_calls])
+            last = contender.go()
+            contender.after()
+            spent, runs = spent + last, runs + 1
+            each = max(last - contender.overhead_s, _LEAST_OWN_SHARE * last) / contender.num_calls
+            contender.num_calls = max(1, min(len(slots), math.ceil(TARGET_BATCH_S / each)))
+
+
+def plan_rounds(rounds: int, round_s: float) -> int:
+    """As many rounds as asked for, fewer (never under 3) where a task is so slow that they would take too long."""
+    return max(3, min(rounds, int(_MAX_TIMING_S / max(round_s, 1e-6))))
+
+
+def shuffled(contenders: list[Contender]) -> list[Contender]:
+    order = list(contenders)
+    for index in range(len(order) - 1, 0, -1):
+        other = secrets.randbelow(index + 1)
+        order[index], order[other] = order[other], order[index]
+    return order
+
+
+def time_batch(contender: Contender, slots: list[int]) -> float:
+    """One timed batch; the process stays as `go` leaves it. Milliseconds a call."""
+    contender.ready(slots)
+    seconds = contender.go()
+    own_s = max(seconds - contender.overhead_s, _LEAST_OWN_SHARE * seconds)
+    return own_s / len(slots) * 1e3

@@ -1,0 +1,207 @@
+"""What a compiled candidate may take from the libraries around it: allocation, metadata, views and copies of tensors.
+
+The scan reads the undefined symbols of the object, so comments and strings cannot trip it, and work handed to another
+thread or to a function below the dispatcher cannot hide from it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sandbox.elf import dynamic_symbols
+from sandbox.skill import Skill
+from sandbox.types import Artifact
+
+
+def _words(*texts: str) -> frozenset[str]:
+    return frozenset(word for text in texts for word in text.split())
+
+
+ALLOWED_ATEN = _words(
+    # allocation, and setting what was allocated to one number
+    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided new_zeros zeros zeros_like zero_ "
+    "full full_like new_full ones ones_like new_ones fill_ resize_ scalar_tensor",
+    # views
+    "view view_as view_as_real view_as_complex _unsafe_view reshape reshape_as _reshape_alias _reshape_copy flatten "
+    "unflatten expand expand_as permute transpose transpose_ t t_ swapaxes swapdims movedim moveaxis mT mH adjoint "
+    "numpy_T squeeze squeeze_ unsqueeze unsqueeze_ slice select narrow as_strided split split_with_sizes chunk "
+    "tensor_split unbind diagonal unfold detach detach_ alias lift_fresh real imag",
+    # copies and conversions
+    "copy_ clone contiguous to _to_copy type_as cpu",
+    # metadata
+    "size stride sym_size sym_stride sym_numel sym_storage_offset is_contiguous numel dim storage_offset "
+    "is_same_size is_complex is_floating_point is_nonzero item _local_scalar_dense result_type "
+    "_has_compatible_shallow_copy_type is_pinned requires_grad_",
+)
+"""Base names of the aten operators that a candidate may use, in C++ and in ModelNew.forward."""
+
+_TORCH_NAMESPACES = {"at", "c10", "torch", "caffe2"}
+_ALLOWED_PATHS = [
+    # (prefix of the qualified name) of what is no operator: the tensor class, its storage, errors, threads, binding
+    "at::Tensor", "at::TensorBase", "at::TensorGeometry", "at::TensorMaker", "at::detail::empty_", "at::internal::",
+    "at::get_num_threads", "at::get_thread_num", "at::in_parallel_region", "at::init_num_threads", "at::impl::",
+    "at::globalContext", "at::Context::", "at::indexing::", "at::print", "at::toString", "at::ThreadLocalState",
+    "at::namedinference::", "at::NamesMode", "at::NoNamesGuard", "at::OptionalTensorRef",
+    "c10::", "caffe2::TypeMeta",
+    "torch::autograd::AutogradMeta", "torch::autograd::Node", "torch::autograd::make_variable",
+    "torch::autograd::impl::", "torch::autograd::VariableHooks", "torch::python_error", "torch::PyWarningHandler",
+    "torch::TypeError", "torch::ValueError", "torch::IndexError", "torch::PyTorchError", "torch::processErrorMsg",
+    "torch::getTHP",
+    "torch::get_symint_class", "torch::get_symfloat_class", "torch::get_symbool_class", "torch::is_symint",
+    "torch::is_symfloat", "torch::is_symbool",
+]
+_REFUSED_PATHS = [
+    # Reaching or rewriting operators behind the scan's back, and the record of operators the judge keeps.
+    "c10::Dispatcher", "c10::OperatorHandle", "c10::KernelFunction", "c10::RegisterOperators", "c10::BoxedKernel",
+    "c10::impl::OperatorEntry", "c10::impl::TorchDispatchModeTLS", "c10::impl::PythonDispatcherTLS",
+    "c10::impl::_force_tls_local_dispatch_key_set", "c10::impl::tls_set_dispatch_key", "c10::SafePyObject",
+    "at::impl::tls_set", "c10::impl::set_", "at::Context::set", "at::internal::set_num_threads",
+]
+_REFUSED_PYTHON = re.compile(
+    r"_?Py(Run|Import|Marshal|AST|Code|Sys|OS|Unstable|GC|Interpreter_|Audit|RefTracer|Initialize|Finalize|Init_)(_|[A-Z])"
+    r"|_?PyEval_(Eval|GetFrame|GetLocals|GetGlobals|SetProfile|SetTrace)|_?Py_(Compile|Exit|Main|Finalize|Initialize"
+    r"|AtExit|RunMain|BytesMain|NewInterpreter|EndInterpreter|AddPendingCall)|_?PyFrame_(GetLocals|GetGlobals|GetBuiltins"
+    r"|LocalsToFast)|_?PyMemoryView_|_?PyThreadState_SetAsyncExc")
+_REFUSED_LIBC = {
+    name: reason
+    for reason, names in {
+        "loads libraries or looks symbols up": "dlopen dlsym dlvsym dlmopen dladdr dladdr1 dlinfo dl_iterate_phdr "
+                                               "__libc_dlopen_mode __libc_dlsym _dl_sym",
+        "starts processes": "system popen fork vfork _Fork clone clone3 posix_spawn posix_spawnp execve execv execvp "
+                            "execvpe execl execlp execle execveat fexecve daemon wordexp",
+        "ends the process": "exit _exit _Exit quick_exit on_exit kill killpg raise tgkill pthread_kill",
+        "reaches other processes": "ptrace process_vm_readv process_vm_writev pidfd_open pidfd_getfd waitpid wait4",
+        "opens files or writes to descriptors": "open open64 openat openat64 creat creat64 fopen fopen64 freopen "
+        "freopen64 fdopen opendir fdopendir read write pread pread64 pwrite pwrite64 readv writev preadv pwritev "
+        "sendfile sendfile64 splice tee vmsplice dup dup2 dup3 fcntl fcntl64 ioctl pipe pipe2 memfd_create shm_open "
+        "shm_unlink shmget shmat mq_open unlink unlinkat rename renameat remove truncate truncate64 ftruncate "
+        "ftruncate64 link symlink readlink chmod chown mkdir rmdir mkstemp mkstemp64 tmpfile tmpfile64 scandir ftw "
+        "nftw glob realpath stat lstat fstat fstatat",
+        "uses the network": "socket socketpair connect bind listen accept accept4 send sendto sendmsg sendmmsg recv "
+                            "recvfrom recvmsg getaddrinfo gethostbyname",
+        "changes memory protection": "mmap mmap64 mremap munmap mprotect pkey_mprotect pkey_alloc remap_file_pages "
+                                     "userfaultfd",
+        "installs handlers or timers": "signal sigaction bsd_signal sysv_signal sigaltstack setitimer timer_create "
+                                       "timer_settime alarm ualarm eventfd signalfd timerfd_create",
+        "makes raw system calls": "syscall",
+        "changes scheduling, limits or privileges": "sched_setaffinity sched_setscheduler sched_setparam setpriority "
+        "nice pthread_setaffinity_np pthread_setschedparam setrlimit setrlimit64 prlimit prlimit64 prctl arch_prctl "
+        "personality setuid setgid setreuid setresuid unshare setns chroot mount umount ptsname clock_settime "
+        "settimeofday adjtime adjtimex",
+        "changes the environment": "setenv putenv unsetenv clearenv",
+        "replaces the allocator": "mallopt __malloc_hook __free_hook __realloc_hook malloc_trim",
+    }.items() for name in names.split()
+}
+_REFUSED_CXX = re.compile(r"St(13basic_fstream|14basic_[io]fstream|13basic_filebuf)|St10filesystem")
+_RUNTIMES = re.compile(r"(libc|libm|libgcc_s|libstdc\+\+|libgomp|ld-linux[-\w]*|libpthread|libmvec|librt)\.so(\.\d+)?$")
+_TORCH_PYTHON = re.compile(r"(_Z\d+)?THP(Dtype|Device|Layout|MemoryFormat|Variable|Size)")
+"""What torch's type casters for tensors, dtypes and devices take from libtorch_python."""
+_LINKER = {"__gmon_start__", "_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__cxa_finalize"}
+
+
+def check_symbols(skill: Skill, artifact: Artifact) -> str | None:
+    """A refusal naming what the object takes from outside that it may not, or None.
+
+    Raises ValueError where the artifact is no ELF object, which no compiler of ours produces.
+    """
+    symbols = dynamic_symbols(artifact.shared_object)
+    plain_abi = skill.name == "cpp"
+    problems = []
+    for name, library in symbols.undefined.items():
+        problem = _problem(name, library, plain_abi=plain_abi)
+        if problem is not None:
+            problems.append(problem)
+    if not problems:
+        return None
+    more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+    return "refused: the kernels " + "; ".join(problems[:3]) + more
+
+
+def _problem(name: str, library: str | None, *, plain_abi: bool) -> str | None:
+    base = name.split("@")[0]
+    if base in _REFUSED_LIBC and library is not None:
+        return f"call {base}, which {_REFUSED_LIBC[base]}"
+    if _REFUSED_CXX.search(base):
+        return f"use C++ file streams or std::filesystem ({base}); kernels do not open files"
+    if library is not None:
+        return None if _RUNTIMES.match(library) else f"call {base} of {library}, which is no C, C++ or OpenMP runtime"
+    if base in _LINKER:
+        return None
+    if plain_abi:
+        return (f"take {base} from outside; a kernel of this skill links to the C, C++ and OpenMP runtimes only, and "
+                "does its own work")
+    return _extension_problem(base)
+
+
+def _extension_problem(name: str) -> str | None:
+    """For an unversioned symbol of an extension module: torch, Python, or unknown."""
+    if name.startswith(("Py", "_Py")):
+        return f"call {name}; kernels leave the interpreter alone" if _REFUSED_PYTHON.match(name) else None
+    if _TORCH_PYTHON.match(name):
+        return None
+    if not name.startswith("_Z"):
+        return f"call {name}, which belongs to no library that kernels may use"
+    path = qualified_name(name)
+    if path and path[0] == "pybind11":
+        return None
+    if path and path[0] in _TORCH_NAMESPACES:
+        return _torch_problem(path)
+    if path and path[0] == "std" or re.match(r"_Z(T[ISVT])?N?K?S[tabsiod]", name):
+        return None
+    return f"take {'::'.join(path) or name} from outside, which is neither torch's nor the C++ runtime's"
+
+
+def _torch_problem(path: list[str]) -> str | None:
+    full = "::".join(path)
+    if path[:2] == ["at", "_ops"]:
+        operator = path[2] if len(path) > 2 else ""
+        if _is_allowed_operator(operator):
+            return None
+        return f"call the torch operator {operator}; do that work in your own code"
+    if any(full.startswith(prefix) for prefix in _REFUSED_PATHS):
+        return f"use {full}, which reaches operators past the record of what was called"
+    if any(full.startswith(prefix) for prefix in _ALLOWED_PATHS):
+        return None
+    return f"call {full}; of torch, kernels may use allocation, metadata, views and copies"
+
+
+def _is_allowed_operator(operator: str) -> bool:
+    """at::_ops structs are named base_overload (`empty_memory_format`, `slice_Tensor`, `copy_`)."""
+    if operator in ALLOWED_ATEN:
+        return True
+    bases = [operator[:index] for index, character in enumerate(operator) if character == "_" and index > 0]
+    return any(base in ALLOWED_ATEN and _is_overload(operator[len(base) + 1:]) for base in bases)
+
+
+_OVERLOADS = _words(
+    "memory_format names names_out out int Tensor Scalar dtype dtype_layout device other DimnameList Dimname size "
+    "sizes ScalarType IntList int_out dim dims sections indices tensor_indices_or_sections self_int Stream "
+    "using_ints named_out Tensor_out Dimname_out source_Storage source_Storage_storage_offset source_Tensor "
+    "source_Tensor_storage_offset prim_Device prim_dtype prim_other no_dim intlist Tensor_with_copy")
+
+
+def _is_overload(suffix: str) -> bool:
+    return suffix in _OVERLOADS
+
+
+def qualified_name(mangled: str) -> list[str]:
+    """The nested name at the start of an Itanium-mangled symbol: `_ZNK2at10TensorBase4sizeEl` -> at, TensorBase, size.
+
+    Stops at template arguments, operators and constructors; those never decide. [] for what has no plain name.
+    """
+    match = re.match(r"_Z(T[VTISWH]|GV|GR)?(?P<nested>N[rVK]*[RO]?)?(?P<std>St)?", mangled)
+    if match is None:
+        return []
+    path = ["std"] if match["std"] else []
+    position = match.end()
+    while (length := re.compile(r"L?(\d+)").match(mangled, position)) is not None:
+        end = length.end() + int(length[1])
+        path.append(mangled[length.end():end])
+        position = end
+        if not match["nested"]:
+            break
+        while (skipped := re.compile(r"B(\d+)").match(mangled, position)) is not None:  # abi tags
+            position = skipped.end() + int(skipped[1])
+        if mangled.startswith("I", position):
+            break
+    return path

@@ -1,0 +1,45 @@
+"""Runs one compiler process: limits, a clean environment, and its whole process group killed on timeout."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_OUTPUT_BYTES = 512 * 1024
+_MEMORY_KIB = 8 * 1024 * 1024
+_FILE_KIB = 2 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a compiler process did; `exit_code` is None when it was killed at its time limit."""
+
+    exit_code: int | None
+    output: str
+
+
+def run_limited(command: list[str], *, cwd: Path, timeout_s: float) -> Ran:
+    """Runs `command` in `cwd` with bounded time, address space and file size; stdout and stderr are one text.
+
+    The command is a session of its own, so that cc1plus, as and ld die with it. Raises OSError only where a process
+    cannot be started at all.
+    """
+    limits = f'ulimit -c 0; ulimit -t {int(timeout_s) + 5}; ulimit -v {_MEMORY_KIB}; ulimit -f {_FILE_KIB}; exec "$@"'
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": str(cwd), "TMPDIR": str(cwd)}
+    with open(cwd / f"output.{os.urandom(6).hex()}", "w+b") as output:
+        process = subprocess.Popen(["/bin/bash", "-c", limits, "bash", *command], cwd=cwd, env=environment,
+                                   stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                                   start_new_session=True)
+        try:
+            exit_code: int | None = process.wait(timeout=max(timeout_s, 0.01))
+        except subprocess.TimeoutExpired:
+            exit_code = None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        output.seek(0)
+        return Ran(exit_code, output.read(MAX_OUTPUT_BYTES).decode("utf-8", "replace"))

@@ -1,0 +1,87 @@
+"""The mesh: what can't work is refused, and where arrays lie changes no number."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec
+from test_learner import log_stage, ppo_stage
+from toys import make_learner, random_trajectories, tiny_actor, weights_of
+
+from jaxagent.config import FineTuneStage, MeshConfig, ValuePretrainStage
+from jaxagent.models.value import Critic
+from jaxagent.sharding import make_mesh, param_shardings
+
+
+def updated(tmp_path, mesh):
+    learner = make_learner(tmp_path, mesh=mesh)
+    records = []
+    stage = ppo_stage()
+    learner.start_stage(stage)
+    records += [learner.ppo_update(random_trajectories(6, seed=seed), stage) for seed in range(2)]
+    for stage, name in [(log_stage(FineTuneStage, epochs=1), "finetune_updates"),
+                        (log_stage(ValuePretrainStage, epochs=1), "value_updates")]:
+        learner.start_stage(stage)
+        records += getattr(learner, name)(random_trajectories(6), stage)
+    return learner, records
+
+
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory):
+    return updated(tmp_path_factory.mktemp("one"), {})
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 2}, {"data": 2}, {"tensor": 2}], ids=str)
+def test_two_devices_compute_what_one_computes(tmp_path, on_one_device, mesh):
+    expected_learner, expected = on_one_device
+    learner, records = updated(tmp_path, mesh)
+    for got, want in zip(records, expected, strict=True):
+        assert got.keys() == want.keys()
+        for name in want.keys() - {"seconds", "tokens_per_s"}:
+            np.testing.assert_allclose(got[name], want[name], rtol=5e-3, atol=1e-4, err_msg=name)
+    want = weights_of(expected_learner)
+    for name, value in weights_of(learner).items():
+        np.testing.assert_allclose(value, want[name], rtol=1e-2, atol=2e-3, err_msg=name)
+
+
+def test_fsdp_splits_parameters_and_their_moments(tmp_path):
+    learner = make_learner(tmp_path, mesh={"fsdp": 2})
+    state = learner._steps.actor.state
+    for tree in (state.params, state.opt_state.inner_state[1].mu, state.opt_state.inner_state[1].nu):
+        embedding = tree["embedding"].get_value()
+        assert embedding.sharding.spec == PartitionSpec("tensor", "fsdp")
+        assert {shard.data.shape for shard in embedding.addressable_shards} == {(32, 8)}
+    assert state.num_steps.sharding.is_fully_replicated
+
+
+def test_every_parameter_of_actor_and_critic_has_a_place_on_a_full_mesh():
+    mesh = make_mesh(MeshConfig(fsdp=2), rows_per_microbatch=2)
+    for module in (tiny_actor(), Critic.from_decoder(tiny_actor())):
+        params = nnx.split(module, nnx.Param)[1]
+        specs = [sharding.spec for sharding in jax.tree.leaves(param_shardings(params, mesh))]
+        split = sum("fsdp" in spec for spec in specs)
+        assert split >= len(specs) - 1  # all but the value head's bias have a hidden axis
+
+
+def test_a_parameter_without_axis_names_is_split_along_its_longest_axis():
+    mesh = make_mesh(MeshConfig(fsdp=2), rows_per_microbatch=2)
+    params = {"wide": nnx.Param(np.zeros((4, 6), np.float32)), "odd": nnx.Param(np.zeros((3, 5), np.float32)),
+              "vector": nnx.Param(np.zeros(8, np.float32))}
+    specs = {name: leaf.get_value().spec for name, leaf in param_shardings(params, mesh).items()}
+    assert specs == {"wide": PartitionSpec(None, "fsdp"), "odd": PartitionSpec(), "vector": PartitionSpec()}
+
+
+def test_an_unknown_axis_name_is_an_error():
+    mesh = make_mesh(MeshConfig(), rows_per_microbatch=1)
+    with pytest.raises(ValueError, match="'sideways' has no rule.*embed"):
+        param_shardings({"w": nnx.Param(np.zeros((2, 2), np.float32), logical_axes=("embed", "sideways"))}, mesh)
+
+
+@pytest.mark.parametrize(("mesh", "message"), [
+    ({"context": 2}, "learner.mesh.context=2.*set it to 1"),
+    ({"fsdp": 4, "data": 2}, r"learner.mesh \(data=2, fsdp=4\) needs 8 devices and JAX sees 2"),
+    ({"fsdp": 2}, "learner.rows_per_microbatch=3 must be a multiple of mesh.data x mesh.fsdp = 2"),
+])
+def test_a_mesh_that_cannot_work_is_refused_with_the_next_step(mesh, message):
+    with pytest.raises(ValueError, match=message):
+        make_mesh(MeshConfig(**mesh), rows_per_microbatch=3)
