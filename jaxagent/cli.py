@@ -60,6 +60,12 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", type=Path, metavar="RUN_DIR", help="continue this run after its last checkpoint")
     train.set_defaults(run=run_train, takes_overrides=True)
 
+    ablate = commands.add_parser("ablate", help="configs that start where a stage of another run ended, in one table")
+    ablate.add_argument("run_dir", type=Path)
+    ablate.add_argument("configs", nargs="+", type=Path, help="for example configs/ablations/*.yaml")
+    ablate.add_argument("--after", default="single_turn", metavar="STAGE")
+    ablate.set_defaults(run=run_ablate, takes_overrides=True)
+
     judge = commands.add_parser("judge", help="judge one workdir (model.py, model_new.py, kernels/)")
     judge.add_argument("workdir", type=Path)
     judge.add_argument("--skill", required=True, help="cpp or cpp_agent")
@@ -81,8 +87,10 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true")
     check.set_defaults(run=run_tasks_check)
 
-    report = commands.add_parser("report", help="one HTML file with the curves and trajectories of a run")
-    report.add_argument("run_dir", type=Path)
+    report = commands.add_parser("report", help="one HTML file with the curves and trajectories of runs")
+    report.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
+    report.add_argument("--open", action="store_true", help="show it in the browser")
+    report.add_argument("--out", type=Path, metavar="FILE", help="where to write it (default: RUN_DIR/report.html)")
     report.set_defaults(run=run_report)
     return parser
 
@@ -103,6 +111,13 @@ def run_train(arguments: argparse.Namespace) -> int:
     from jaxagent.train import train
 
     asyncio.run(train(config))
+    return DONE
+
+
+def run_ablate(arguments: argparse.Namespace) -> int:
+    from jaxagent.ablate import ablate
+
+    asyncio.run(ablate(arguments.run_dir, arguments.configs, after=arguments.after, overrides=arguments.overrides))
     return DONE
 
 
@@ -140,7 +155,13 @@ def run_tasks_check(arguments: argparse.Namespace) -> int:
 def run_report(arguments: argparse.Namespace) -> int:
     from jaxagent.report import write_report
 
-    print(write_report(arguments.run_dir))
+    path = write_report(arguments.run_dirs, out=arguments.out)
+    print(path)
+    if arguments.open:
+        import webbrowser
+
+        if not webbrowser.open(path.as_uri()):
+            print("no browser could be started here; open the file by hand", file=sys.stderr)
     return DONE
 
 

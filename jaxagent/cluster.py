@@ -43,6 +43,7 @@ class Resumed:
     """Where the last checkpoint stands; stage -1 where there is none."""
 
     stage: int = -1
+    name: str | None = None
     updates: int = 0
     complete: bool = True
 

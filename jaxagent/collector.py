@@ -20,6 +20,8 @@ from sandbox.types import DeviceError, SandboxUnavailableError
 
 logger = logging.getLogger(__name__)
 
+RETRY_DELAY_S, MAX_RETRY_DELAY_S = 1.0, 30.0
+
 
 OUR_TROUBLE = (RolloutError, SandboxUnavailableError, DeviceError)
 """A rollout that ends with one of these failed through no fault of its policy: it is repeated, and never scored."""
@@ -143,6 +145,8 @@ class Collector:
                 )
             )
             return
+        # What died is being restarted meanwhile: repeats in no time would only use up the retries.
+        await asyncio.sleep(min(RETRY_DELAY_S * 2 ** (self._failures[number] - 1), MAX_RETRY_DELAY_S))
         async with self._changed:
             self._window.give_back(number)
             self._wake()

@@ -41,7 +41,7 @@ class ScratchModelConfig(Config):
         head_dim = self.head_dim or self.hidden_size // self.num_heads
         if head_dim < 32 or head_dim % 16:
             raise ValueError(
-                f"hidden_size / num_heads (or head_dim) is {head_dim}; vLLM's attention takes multiples of 16 from 32 on"
+                f"hidden_size / num_heads (or head_dim) is {head_dim}; vLLM's attention takes multiples of 16 from 32"
             )
         return self
 
@@ -198,6 +198,14 @@ class CheckpointConfig(Config):
     keep_last: int = Field(2, gt=0)
 
 
+class StartFromConfig(Config):
+    """Begin where a stage of another run ended: its weights, its log and its evaluations up to there."""
+
+    run: Path
+    """Folder of that run; its stages up to `after` have to be those of this config."""
+    after: str
+
+
 class RunConfig(Config):
     """One run: the whole schedule from tasks to evaluation."""
 
@@ -219,6 +227,7 @@ class RunConfig(Config):
     store: StoreConfig = StoreConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    start_from: StartFromConfig | None = None
 
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
@@ -230,7 +239,8 @@ class RunConfig(Config):
                 if source not in seen:
                     raise ValueError(f"stages.{stage.name}.data: {source!r} is no earlier stage; earlier ones: {seen}")
             seen.append(stage.name)
-        for name in self.evaluation.after:
+        named = [*self.evaluation.after, *([self.start_from.after] if self.start_from else [])]
+        for name in named:
             if name not in seen:
-                raise ValueError(f"evaluation.after: {name!r} is no stage; stages: {seen}")
+                raise ValueError(f"evaluation.after or start_from.after: {name!r} is no stage; stages: {seen}")
         return self

@@ -21,8 +21,8 @@ async def judge_workdir(workdir: Path, *, skill: str, protocol: Literal["hardene
     for name in ("model.py", "model_new.py"):
         if not (workdir / name).is_file():
             raise ConfigError(
-                f"{workdir}: {name} is missing; a workdir to judge holds model.py (Model, get_inputs, get_init_inputs), "
-                "model_new.py (ModelNew) and kernels/"
+                f"{workdir}: {name} is missing; a workdir to judge holds model.py (Model, get_inputs, "
+                "get_init_inputs), model_new.py (ModelNew) and kernels/"
             )
     load_skill(skill)
     [task] = load_tasks(str(workdir / "model.py"))

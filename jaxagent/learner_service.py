@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxagent.checkpoint import Checkpoints
 from jaxagent.config import FineTuneStage, PPOStage, PretrainedModelConfig, RunConfig, Stage, ValuePretrainStage
+from jaxagent.fork import link_tree
 from jaxagent.learner import Learner
 from jaxagent.models.config import ComputeConfig, DecoderConfig
 from jaxagent.models.export import export_hf
@@ -23,7 +25,7 @@ from rollout.types import Trajectory
 from rollout.weights import WeightsPackage, WeightsWriter
 from sandbox.quiet import QuietLease
 
-logger = logging.getLogger(__name__)
+COMPILATION_CACHE = Path("~/.cache/jaxagent/xla")
 
 
 class LearnerService:
@@ -31,6 +33,8 @@ class LearnerService:
 
     def __init__(self, config: RunConfig, root: str) -> None:
         self._folder = RunFolder(Path(root))
+        # A run compiles the same few functions as the last one on this machine: half a minute of the demo.
+        jax.config.update("jax_compilation_cache_dir", str(COMPILATION_CACHE.expanduser()))
         self._model_dir = prepare_model(config, self._folder)
         learner = config.learner
         compute = ComputeConfig(dtype=learner.compute_dtype, remat=learner.remat)
@@ -80,7 +84,11 @@ class LearnerService:
         return self._weights.write(self._learner.weights(), version=self._learner.policy_version)
 
     def save(self, driver: dict[str, Any]) -> int:
-        return self._learner.save(self._checkpoints, driver)
+        """A checkpoint with the driver's record; that of a stage's end is kept for runs that start from it."""
+        number = self._learner.save(self._checkpoints, driver)
+        if driver["complete"]:
+            link_tree(self._folder.checkpoints / str(number), self._folder.stage_end(driver["name"]) / str(number))
+        return number
 
     def join_quiet(self, registry_dir: Path) -> None:
         """This process stands still while a kernel is timed on its machine."""

@@ -20,9 +20,11 @@ class ConfigError(ValueError):
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Reads `path` and applies overrides: `--section.key value`, stages by name: `--stages.agentic.updates 2`.
 
+    A file may begin with `extends: OTHER.yaml` (relative to itself) and then holds what differs. Its `stages` are then
+    a mapping from the name of a stage to the keys that change, or to null where the stage is left out.
     Raises ConfigError for a missing file, broken YAML, unknown keys, values out of range, and cross-field conflicts.
     """
-    values = _read_yaml(path)
+    values = _read_extended(path)
     for key, text in _pairs(overrides):
         _assign(values, key, yaml.safe_load(text))
     return validate(values, where=str(path))
@@ -40,6 +42,36 @@ def validate(values: dict[str, Any], *, where: str) -> RunConfig:
 def dump_config(config: RunConfig) -> str:
     """The whole resolved config as YAML that load_config reads back."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=110)
+
+
+def _read_extended(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    values = _read_yaml(path)
+    if "extends" not in values:
+        return values
+    base = path.parent / str(values.pop("extends"))
+    if base.resolve() in seen:
+        raise ConfigError(f"{path}: extends {base}, which extends it in turn; break the circle")
+    merged = _read_extended(base, (*seen, path.resolve()))
+    changes = values.pop("stages", {})
+    if not isinstance(changes, dict):
+        raise ConfigError(f"{path}: stages of a file with `extends` are a mapping: stage name -> changed keys, or null")
+    for name, change in changes.items():
+        stage = _element(merged.get("stages", []), name, f"stages.{name}")
+        if change is None:
+            merged["stages"].remove(stage)
+        else:
+            _merge(stage, change)
+    _merge(merged, values)
+    return merged
+
+
+def _merge(values: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Sections are merged key by key; everything else, lists among it, is replaced."""
+    for key, change in changes.items():
+        if isinstance(change, dict) and isinstance(values.get(key), dict):
+            _merge(values[key], change)
+        else:
+            values[key] = change
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -89,7 +121,7 @@ def _element(items: list[Any], part: str, key: str) -> Any:
         return items[names.index(part)]
     if part.isdigit() and int(part) < len(items):
         return items[int(part)]
-    raise ConfigError(f"--{key}: {part!r} is none of {names}")
+    raise ConfigError(f"{key}: {part!r} is none of {names}")
 
 
 def _explain(entry: Any, values: dict[str, Any]) -> str:

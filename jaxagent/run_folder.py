@@ -44,6 +44,10 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
+    def stage_end(self, stage: str) -> Path:
+        """The checkpoint at the end of a stage, kept for runs that start from it."""
+        return self.root / "stage_ends" / stage
+
     @property
     def initial_model(self) -> Path:
         return self.root / "initial_model"

@@ -17,6 +17,7 @@ from jaxagent.config import FineTuneStage, PPOStage, RunConfig, SampleStage, Sta
 from jaxagent.metrics_log import MetricsLog
 from jaxagent.progress import RunProgress
 from jaxagent.run_folder import RunFolder
+from jaxagent.sequences import screen
 from jaxagent.tickets import TicketOrder, TicketWindow, ticket_number
 from rollout.filters import reject_reason
 from rollout.store import TrajectoryStore
@@ -50,7 +51,8 @@ class Run:
 
     async def checkpoint(self, stage: Stage, updates: int, *, complete: bool) -> None:
         index = [other.name for other in self.config.stages].index(stage.name)
-        await self.cluster.learner.call("save", {"stage": index, "updates": updates, "complete": complete})
+        record = {"stage": index, "name": stage.name, "updates": updates, "complete": complete}
+        await self.cluster.learner.call("save", record)
 
 
 async def run_stage(run: Run, stage: Stage, first_update: int) -> None:
@@ -87,8 +89,8 @@ async def train_on_log(run: Run, stage: FineTuneStage | ValuePretrainStage, firs
            if kept(trajectory, stage)]  # fmt: skip
     if not ids:
         raise RuntimeError(
-            f"stage {stage.name}: none of the trajectories of {stage.data} is kept (keep={getattr(stage, 'keep', 'all')}); "
-            "sample more, or train the stages before it for longer"
+            f"stage {stage.name}: none of the trajectories of {stage.data} is kept "
+            f"(keep={getattr(stage, 'keep', 'all')}); sample more, or train the stages before it for longer"
         )
     learner = run.cluster.learner
     if first_update == 0:
@@ -164,8 +166,15 @@ def collector_of(
         version=lambda: run.cluster.learner.version,
         capacity=run.cluster.rollout_capacity,
         max_retries=run.config.rollout.max_retries,
+        screen=lambda trajectory: unfit(trajectory, run.config, need_logprobs=policy == "actor"),
         on_accept=on_accept,
     )
+
+
+def unfit(trajectory: Trajectory, config: RunConfig, *, need_logprobs: bool) -> str | None:
+    """Why the learner could not train on a trajectory; None where it can."""
+    _, dropped = screen([trajectory], row_tokens=config.learner.row_tokens, need_logprobs=need_logprobs)
+    return dropped.get(trajectory.trajectory_id)
 
 
 def resumed_window(

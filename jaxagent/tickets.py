@@ -9,10 +9,10 @@ tickets that are missing. A ticket is
 
 Bound: a trajectory whose oldest token was sampled by version v must be taken by the update at version v + s, with s
 the max_staleness. Two rules keep that. `dispatch` hands out tickets below (u + s + 1) * B only, with u updates of B
-trajectories finished (their weights published), so at most (s + 1) * B are outstanding. `take` picks the earliest deadlines among the ready ones,
-and waits where what stays behind would not fit: at most k * B outstanding tickets may be due within the next k
-updates. Once everything in flight has arrived the earliest deadlines always fit, so waiting ends. s = 0 is
-synchronous training: batch u is tickets uB … uB + B - 1.
+trajectories finished (their weights published), so at most (s + 1) * B are outstanding. `take` picks the earliest
+deadlines among the ready ones, and waits where what stays behind would not fit: at most k * B outstanding tickets may
+be due within the next k updates. Once everything in flight has arrived the earliest deadlines always fit, so waiting
+ends. s = 0 is synchronous training: batch u is tickets uB … uB + B - 1.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from jaxagent.cluster import Cluster
 from jaxagent.config import RunConfig
 from jaxagent.evaluate import evaluate
+from jaxagent.fork import copy_start
 from jaxagent.metrics_log import MetricsLog, read_metrics
 from jaxagent.progress import RunProgress
 from jaxagent.results import EvaluationResult, gain, show, table_rows
@@ -22,7 +24,14 @@ from rollout.store import TrajectoryStore
 
 async def train(config: RunConfig) -> Path:
     """Starts a new run. Returns its folder."""
-    return await _run(create_run(config), config)
+    folder = create_run(config)
+    if config.start_from is not None:
+        try:
+            copy_start(config, folder)
+        except BaseException:
+            shutil.rmtree(folder.root)  # nothing half-made stays behind under the run's name
+            raise
+    return await _run(folder, config)
 
 
 async def resume(root: Path) -> Path:

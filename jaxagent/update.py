@@ -34,17 +34,18 @@ def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:
 def init_train_state(params: Any, cfg: OptimizerConfig) -> TrainState:
     """A fresh optimizer around `params`."""
     moments_like = jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), params)
-    zero = jnp.zeros((), jnp.int32)
-    return TrainState(params=params, opt_state=make_optimizer(cfg).init(moments_like), num_steps=zero,
-                      num_skipped=zero)
+    opt_state = make_optimizer(cfg).init(moments_like)
+    # Two arrays, since a step gives away each buffer of its state once.
+    return TrainState(params=params, opt_state=opt_state, num_steps=jnp.zeros((), jnp.int32),
+                      num_skipped=jnp.zeros((), jnp.int32))
 
 
 def make_train_step(graphdef: nnx.GraphDef, loss: Loss, *, state_shardings: TrainState | None = None) -> Step:
     """Returns jitted (state, batch, targets, num_microbatches, scalars) -> (state, output).
 
     The gradient is the sum over the first num_microbatches slots of axis M; `scalars` holds learning_rate,
-    warmup_updates and what the loss reads. One compilation a batch shape: the slot count in use is data. `state` is donated. A step whose
-    loss or gradient isn't finite changes nothing and counts itself.
+    warmup_updates and what the loss reads. One compilation a batch shape, since the slots in use are data. `state` is
+    donated. A step whose loss or gradient isn't finite changes nothing and counts itself.
     """
     optimizer = make_optimizer(OptimizerConfig.model_validate({"learning_rate": 1.0}))  # the state holds its numbers
 

@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 
 from rollout.config import EngineConfig
-from rollout.engine_process import engine_arguments, engine_environment, engine_processes, environment
+from rollout.engine_process import check_plugin, engine_arguments, engine_environment, engine_processes, environment
 from rollout.types import Completion, EngineError, SamplingParams
 from rollout.weights import WeightsError, WeightsPackage, read_layout
 
@@ -51,6 +51,7 @@ class VllmEngine:
         self._engine: Any = None
         self._failure: str | None = "it was not started"
         self._version = 0
+        self._vocab_size = 0
         self._layout: dict[str, tuple[int, ...]] = {}
         self._processes: list[psutil.Process] = []
         self._requests = itertools.count()
@@ -77,6 +78,7 @@ class VllmEngine:
                 f"{self._model_dir} is no model folder: config.json and *.safetensors are needed. "
                 f"Point model.path at one, or make one with `jaxagent model fetch`"
             )
+        check_plugin()
         self._layout = read_layout(files)
         began = time.monotonic()
         before = {process.pid for process in multiprocessing.active_children()}
@@ -85,19 +87,18 @@ class VllmEngine:
             async with asyncio.timeout(self._config.start_timeout_s):
                 self._engine = await asyncio.to_thread(_build_engine, self._model_dir, self._config, abandoned)
                 self._processes = engine_processes(before)
+                self._vocab_size = self._engine.model_config.get_vocab_size()
                 self._failure = None
                 await self._engine.init_weight_transfer_engine(_init_request())
                 await self._engine.update_weight_version(str(version))
                 await self.generate([0], SamplingParams(max_tokens=1))  # a shape its kernels lack shows only now
-        except TimeoutError as error:
+        except BaseException as error:  # cancellation too: a half-started engine must not stay behind
             abandoned.set()
             self._processes = engine_processes(before)
-            self._fail(f"it was not ready after engine.start_timeout_s={self._config.start_timeout_s}")
-            raise self._error() from error
-        except Exception as error:  # vLLM raises whatever went wrong in its processes, mostly as RuntimeError
-            abandoned.set()
-            self._processes = engine_processes(before)
-            self._fail(f"it did not start: {error}")
+            self._fail(f"it was not ready after engine.start_timeout_s={self._config.start_timeout_s}"
+                       if isinstance(error, TimeoutError) else f"it did not start: {error}")
+            if not isinstance(error, Exception):
+                raise
             raise self._error() from error
         self._version = version
         return time.monotonic() - began
@@ -123,8 +124,9 @@ class VllmEngine:
                 f"{request_id}: no answer within engine.request_timeout_s={self._config.request_timeout_s}"
             ) from error
         except Exception as error:  # EngineDeadError and its kin, which only vLLM can name
-            if self._failure is None:
-                self._failure = f"a request failed: {error}"
+            if self._failure is None and not self._engine.errored:
+                raise EngineError(f"{request_id} failed: {error}") from error
+            self._failure = self._failure or f"its process is gone: {error}"
             raise self._error() from error
         return _completion(output, request_id)
 
@@ -233,6 +235,9 @@ class VllmEngine:
         if not 0 < len(prompt) < self._config.max_model_len:
             raise ValueError(f"the prompt has {len(prompt)} tokens; with engine.max_model_len="
                              f"{self._config.max_model_len} it may have 1 to {self._config.max_model_len - 1}")
+        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
+            raise ValueError(f"the prompt's token ids run from {min(prompt)} to {max(prompt)}; the model knows 0 to "
+                             f"{self._vocab_size - 1}. Is the tokenizer that of {self._model_dir}?")
         if params.max_tokens < 1:
             raise ValueError(f"max_tokens={params.max_tokens}: at least one token has to be sampled")
         if params.temperature < 0 or 0 < params.temperature < MIN_TEMPERATURE:

@@ -6,12 +6,25 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from rollout.config import EngineConfig
+
+
+def check_plugin() -> None:
+    """Raises ValueError where vLLM's processes would not find the weight transfer: see rollout/weight_transfer.py."""
+    found = any(entry.name == "jaxagent" for entry in entry_points(group="vllm.general_plugins"))
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if not found:
+        raise ValueError("vLLM does not find this project, so no weights could be published: install it into vLLM's "
+                         "environment with `pip install -e .` (or `make setup`)")
+    if allowed is not None and "jaxagent" not in allowed.split(","):
+        raise ValueError(f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading jaxagent, so no weights could be "
+                         f"published: add jaxagent to the list, or unset it")
 
 
 def engine_arguments(model_dir: Path, config: EngineConfig, *, is_cpu: bool) -> dict[str, Any]:
@@ -42,11 +55,10 @@ def engine_arguments(model_dir: Path, config: EngineConfig, *, is_cpu: bool) -> 
 
 
 def engine_environment(config: EngineConfig) -> dict[str, str]:
-    """Variables that the engine's processes inherit; those already set win."""
+    """Variables that the engine's processes inherit; what the user has set wins."""
     variables = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
-        "OMP_NUM_THREADS": str(config.cpu_threads),
         # Bound threads that spin while they wait are what costs most where other processes use the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -54,7 +66,9 @@ def engine_environment(config: EngineConfig) -> dict[str, str]:
     if config.enforce_eager:
         # Otherwise the first requests compile the rank of the sampled token, which nobody reads.
         variables["TORCHDYNAMO_DISABLE"] = "1"
-    return {name: os.environ.get(name, value) for name, value in variables.items()}
+    chosen = {name: os.environ.get(name, value) for name, value in variables.items()}
+    # Ray sets this one in its workers, by their number of CPUs: there it is nobody's wish.
+    return chosen | {"OMP_NUM_THREADS": str(config.cpu_threads)}
 
 
 @contextmanager

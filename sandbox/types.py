@@ -99,8 +99,9 @@ class Judgement:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Judgement:
-        known = {name: value for name, value in record.items() if name != "accepted"}
-        return cls(**known | {"outcome": Outcome(record["outcome"])})
+        known: dict[str, Any] = {name: value for name, value in record.items() if name != "accepted"}
+        known["outcome"] = Outcome(record["outcome"])
+        return cls(**known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

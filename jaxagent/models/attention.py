@@ -46,11 +46,11 @@ def attend(
     # Heads lead, so that each head's tile is one contiguous matrix.
     batch, padded, num_heads, head_dim = q_BTNH.shape
     num_kv = k_BTKH.shape[2]
-    q_BKGTH = q_BTNH.reshape(batch, padded, num_kv, num_heads // num_kv, head_dim).transpose(0, 2, 3, 1, 4)
-    q_BKGTH = q_BKGTH * (head_dim**-0.5)
+    q_BTKGH = (q_BTNH * head_dim**-0.5).reshape(batch, padded, num_kv, num_heads // num_kv, head_dim)
+    q_BKGTH = jnp.transpose(q_BTKGH, (0, 2, 3, 1, 4))
     k_BKTH, v_BKTH = k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2)
-    out_BKGTH = _blockwise(q_BKGTH, k_BKTH, v_BKTH, segment_ids_BT, block_q, block_kv)
-    out_BTNH = out_BKGTH.transpose(0, 3, 1, 2, 4).reshape(batch, padded, num_heads, head_dim)
+    out_BKGTH: Array = jnp.asarray(_blockwise(q_BKGTH, k_BKTH, v_BKTH, segment_ids_BT, block_q, block_kv))
+    out_BTNH = jnp.transpose(out_BKGTH, (0, 3, 1, 2, 4)).reshape(batch, padded, num_heads, head_dim)
     return out_BTNH[:, :num_tokens]
 
 

@@ -139,7 +139,7 @@ class DecoderConfig:
     @classmethod
     def from_scratch(cls, cfg: ScratchModelConfig) -> DecoderConfig:
         """The architecture of a small model of our own, embeddings tied."""
-        family = next((family for family in ARCHITECTURES.values() if family == cfg.family), None)
+        family: Family | None = next((known for known in ARCHITECTURES.values() if known == cfg.family), None)
         if family is None:
             raise UnsupportedModelError(
                 f"model.family={cfg.family!r} is not supported; supported are {', '.join(ARCHITECTURES.values())}"

@@ -23,6 +23,7 @@ _OUTCOME_COLORS = {
 }  # fmt: skip
 _PHASE_COLORS = {"waiting": "#8b919c", "learning": "#4a7fd0", "publishing": "#e0952f", "rest": "#b6a58a"}
 _AGE_COLORS = ["#2f9e62", "#4a7fd0", "#8e6fd1", "#c2578f", "#cf4f4f", "#e0952f"]
+LINE_COLORS = ["#4a7fd0", "#e0952f", "#2f9e62", "#c2578f", "#8e6fd1", "#8b919c"]
 _BAND = ("#4a7fd0", "#e0952f", "#2f9e62", "#8b919c")
 
 
@@ -57,7 +58,7 @@ def make_charts(run: RunData) -> list[Chart]:
                "Absolute difference at the sampled tokens. “fresh”: tokens of the current weights, so numerics alone.",
                records, {"logprob_gap_mean": "mean", "logprob_gap_p50": "50 %", "logprob_gap_p99": "99 %",
                          "logprob_gap_max": "largest", "fresh_logprob_gap_mean": "fresh, mean"},
-               yaxis={"type": "log", "exponentformat": "power", "dtick": 1}),
+               yaxis={"type": "log", "exponentformat": "e", "dtick": 1}),
         _lines("Ratio percentiles", "Of current over old policy as the loss saw it, and of old policy over engine.",
                records, {"ratio_p1": "1 %", "ratio_p50": "50 %", "ratio_p99": "99 %",
                          "rollout_ratio_p1": "engine, 1 %", "rollout_ratio_p50": "engine, 50 %",
@@ -78,9 +79,10 @@ def metric_columns(records: Records) -> dict[str, list[float | None]]:
 
 
 def step_axis(run: RunData) -> dict[str, Any]:
-    """Stage and update of every step, and the bands of the stages with their colours."""
+    """Stage and update of every step, the bands of the stages with their colours, and colours for curves."""
     colors = {stage.name: _BAND[place % len(_BAND)] for place, stage in enumerate(run.config.stages)}
     return {
+        "colors": LINE_COLORS,
         "steps": [record["step"] for record in run.records],
         "labels": [f"{record['stage']}, update {record['update']}" for record in run.records],
         "bands": [{"stage": b.stage, "first": b.first, "last": b.last, "color": colors.get(b.stage, _BAND[-1])}
@@ -88,7 +90,7 @@ def step_axis(run: RunData) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def line(records: Records, metric: str, name: str, **style: Any) -> dict[str, Any]:
+def line(records: Records, metric: str, name: str, color: str = LINE_COLORS[0]) -> dict[str, Any]:
     """A curve that is interrupted between stages."""
     x: list[int | None] = []
     y: list[float | None] = []
@@ -100,19 +102,24 @@ def line(records: Records, metric: str, name: str, **style: Any) -> dict[str, An
         stage = record["stage"]
         x.append(record["step"])
         y.append(_round(record.get(metric)))
-    return {"type": "scatter", "mode": "lines+markers", "name": html.escape(name), "x": x, "y": y,
-            "marker": {"size": 4}, "line": {"width": 1.8}, "connectgaps": False} | style  # fmt: skip
+    size = 4 if len(records) < 150 else 2
+    return {
+        "type": "scatter", "mode": "lines+markers", "name": html.escape(name), "x": x, "y": y, "connectgaps": False,
+        "marker": {"size": size}, "line": {"width": 1.6, "color": color},
+    }  # fmt: skip
 
 
 def _lines(
     title: str, note: str, records: Records, metrics: dict[str, str], *, yaxis: dict[str, Any] | None = None
 ) -> Chart:
-    traces = [line(records, metric, name) for metric, name in metrics.items()]
+    yaxis = yaxis or {}
+    traces = [line(records, metric, name, color)
+              for (metric, name), color in zip(metrics.items(), LINE_COLORS, strict=False)]  # fmt: skip
+    if yaxis.get("type") == "log":
+        for trace in traces:
+            trace["y"] = [y if y is not None and y > 0 else None for y in trace["y"]]
     traces = [trace for trace in traces if _has_numbers(trace)]
-    if yaxis and yaxis.get("type") == "log" and not any(_is_number(y) and y > 0 for t in traces for y in t["y"]):
-        yaxis = None
-    return Chart(title=title, note=note, traces=traces,
-                 layout={"yaxis": yaxis or {}, "showlegend": len(traces) > 1})  # fmt: skip
+    return Chart(title=title, note=note, traces=traces, layout={"yaxis": yaxis, "showlegend": len(traces) > 1})
 
 
 def _reward(run: RunData) -> Chart:
@@ -132,10 +139,14 @@ def _reward(run: RunData) -> Chart:
                         "arrayminus": [_round(i.value - i.low) for _, _, i in known]},
             "marker": {"size": 9, "symbol": "diamond", "color": "#cf4f4f"},
         })  # fmt: skip
+    # Another reward than Eq. 1 (an ablation's) may leave its range.
+    in_range = all(y is None or -1 <= y <= 3 for trace in traces for y in trace["y"])
     return Chart(
-        title="Mean reward", note="Eq. 1: -1 not accepted, 1 correct, 2 faster than eager, 3 faster than both.",
-        traces=traces, layout={"yaxis": {"range": [-1.15, 3.15], "dtick": 1}, "showlegend": True},
-    )  # fmt: skip
+        title="Mean reward",
+        note="Eq. 1: -1 not accepted, 1 correct, 2 faster than eager, 3 faster than eager and torch.compile.",
+        traces=traces,
+        layout={"yaxis": {"range": [-1.15, 3.15], "dtick": 1} if in_range else {}, "showlegend": True},
+    )
 
 
 def _outcomes(records: Records) -> Chart:

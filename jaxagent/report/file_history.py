@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import difflib
 import posixpath
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from rollout.types import ToolCall
 
-_MAX_DIFF_LINES = 2000
-"""SequenceMatcher takes quadratic time: above that a version is shown whole."""
+_MAX_EQUAL_PAIRS = 300_000
+"""SequenceMatcher's time grows with the pairs of equal lines, and a policy chooses the lines: above that a version is
+shown whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ def _opcodes(before: str | None, text: str) -> list[tuple[str, int, int, int, in
         return []
     # Split as the page does it: at "\n" alone, so that line numbers agree whatever else a text holds.
     old, new = before.split("\n"), text.split("\n")
-    if max(len(old), len(new)) > _MAX_DIFF_LINES:
+    counts = Counter(old)
+    if sum(counts[line] for line in new) > _MAX_EQUAL_PAIRS:
         return []
     return list(difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes())

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from jaxagent.report.charts import make_charts, metric_columns, step_axis
@@ -38,8 +39,8 @@ def render_page(runs: Sequence[RunData]) -> str:
     text = environment.get_template("report.html.j2").render(
         title=" · ".join(run.config.name for run in runs),
         policy=_policy(app, library),
-        style=jinja2.utils.markupsafe.Markup((_TEMPLATES / "report.css").read_text()),
-        script=jinja2.utils.markupsafe.Markup(app),
+        style=Markup((_TEMPLATES / "report.css").read_text()),
+        script=Markup(app),
         library=_packed(gzip.compress(library.encode(), mtime=0)),
         runs=[_run_view(run) for run in runs],
         comparison=_comparison(runs) if len(runs) > 1 else None,

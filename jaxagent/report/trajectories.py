@@ -1,8 +1,8 @@
 """The trajectories of a report: which ones it holds, and how they are cut into chunks that a page decodes on demand.
 
-    index    one short row a trajectory: what the list shows and filters by
-    chunks   gzip of a JSON list of whole trajectories, newest first within a stage
-    shared   texts that many trajectories have in common: tasks' code, prompts
+index    one short row a trajectory: what the list shows and filters by
+chunks   gzip of a JSON list of whole trajectories, newest first within a stage
+shared   texts that many trajectories have in common: tasks' code, prompts
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def pack_trajectories(folder: RunFolder, config: RunConfig) -> TrajectoryPack:
 
 
 def encode_trajectory(trajectory: Trajectory, prompt: int | None) -> dict[str, Any]:
-    """Everything a viewer shows of a trajectory, as JSON; `prompt` is the index of its prompt among the shared texts."""
+    """Everything a viewer shows of a trajectory, as JSON; `prompt` is its prompt's index among the shared texts."""
     history, versions = FileHistory(), []
     return _json_safe({
         "id": trajectory.trajectory_id,
@@ -220,12 +220,12 @@ class _SharedTexts:
         self._chat = self._load_chat(folder, config)
 
     def add(self, trajectory: Trajectory) -> int | None:
-        """Index of the trajectory's opening, also notes its task; None where it cannot be decoded or the policy speaks text only."""
+        """Index of the trajectory's opening; None where it cannot be decoded, or the policy speaks text only."""
         self._used_tasks.add(trajectory.task_id)
-        token_ids = trajectory.turns[0].prompt_token_ids if trajectory.turns else []
-        if self._chat is None or not len(token_ids):
+        if self._chat is None or not trajectory.turns or not len(trajectory.turns[0].prompt_token_ids):
             return None
-        key = bytes(memoryview(token_ids))
+        token_ids = trajectory.turns[0].prompt_token_ids
+        key = token_ids.tobytes()
         if key not in self._prompts:
             self._prompts[key] = len(self._texts)
             self._texts.append(self._chat.decode_raw(token_ids))

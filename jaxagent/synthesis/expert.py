@@ -14,8 +14,11 @@ import numpy as np
 from jaxagent.synthesis.demo import faulty_steps
 from jaxagent.synthesis.kernels import Program, Steps, Style, kernel_source, model_new_source, parse_model
 from rollout.chat import ChatFormat
+from rollout.config import DialogueConfig
 from rollout.parsers import Parser, make_parser
+from rollout.prompts import render_prompt
 from rollout.scripted import Opening, Script, ScriptedPolicy
+from sandbox.skill import load_skill
 from sandbox.types import Task
 
 VERIFY = "python3 utils/verification.py"
@@ -81,17 +84,43 @@ class ExpertPolicy(ScriptedPolicy):
         return _answer_once(program, rng, self._habits, self._writer)
 
 
-def expert_texts(tasks: Sequence[Task], *, parser: str = "qwen3_coder") -> list[str]:
-    """What the expert may write about `tasks`, and the tasks themselves: a tokenizer learns from it."""
-    writer = _Writer(make_parser(parser))
+def expert_texts(tasks: Sequence[Task], *, parser: str = "qwen3_coder", skill: str = "cpp") -> list[str]:
+    """What a dialogue about `tasks` may hold: openings, the expert's replies, results. A tokenizer learns from it."""
+    made = make_parser(parser)
+    writer = _Writer(made)
     texts: list[str] = []
+    for kind in ("single_turn", "agentic"):
+        dialogue = DialogueConfig.model_validate({"kind": kind})
+        opening = render_prompt(tasks[0], load_skill(skill), dialogue=dialogue, tools=[], parser=made)
+        texts += [f"system\n{opening.system}", f"user\n{opening.user}"]
     for task in tasks:
         program = parse_model(task.code)
         for style in Style:
             draft = Draft(style, program.steps)
             texts += [task.code, writer.answer(program, draft), writer.repair(program, draft)]
-            texts += [writer.improvement(program), writer.bash(VERIFY), writer.bash(PROFILE), _DONE]
+            texts += [writer.improvement(program), writer.bash(VERIFY), writer.bash(PROFILE), _DONE, *_RESULTS]
     return texts
+
+
+_RESULTS = [
+    "user\n<tool_response>\n" + result + "\n</tool_response>\n<tool_response>\ncreated model_new.py\n</tool_response>"
+    for result in (
+        "created kernels/kernel.cpp",
+        "wrote kernels/kernel.cpp",
+        "correct: correct",
+        "wrong: check 1 (fresh inputs): the output: 982,682 of 983,040 elements differ; "
+        "first at [0, 0]: got 0.21, expected 0.12 (allowed difference 1e-05)",
+        "compile_error: kernels/kernel.cpp:12:6: error: 'v' was not declared in this scope\n"
+        "   12 | EACH v[j] = x[i * C + j];\n      |      ^\n… and 2 more errors",
+        "compile_error: kernels/kernel.cpp:23:2: error: expected '}' at end of input\n   23 | }\n      |  ^",
+        "correct; 0.5 ms (quartiles 0.4–0.6), torch eager 3.1 ms: 6.2x, torch.compile 1.5 ms: 3.0x\ncandidate: 0.5 ms\n"
+        "torch eager: 3.1 ms\ntorch.compile: 1.5 ms\nspeed-up over torch eager: 6.20x\n"
+        "speed-up over torch.compile: 3.00x\nreward: 3",
+        "error: unknown tool 'verify'; tools: bash, read, write, edit",
+        "error: bash needs the parameter 'command'",
+    )
+]
+"""Tool results as a dialogue shows them; numbers stand for numbers."""
 
 
 def answer_text(program: Program, style: Style, parser: Parser) -> str:

@@ -22,14 +22,14 @@ from rollout.prompts import render_prompt
 from sandbox.skill import Skill
 from sandbox.types import Task
 
-MAX_STEPS = 5
+MIN_STEPS, MAX_STEPS = 2, 6
 MAX_ATTEMPTS_PER_LESSON = 50
 _REDUCES = 0.3
 """Share of lessons that end in a reduction."""
 
 
 def lesson_tasks(seed: int, count: int, *, known: Sequence[Task]) -> list[Task]:
-    """`count` tasks of one to five random steps in the shapes of the train tasks, none with a composition of `known`.
+    """`count` tasks of two to six random steps in the shapes of the train tasks, none with a composition of `known`.
 
     Give the train and the held-out tasks as `known`. Steps need not make a kernel slow or fast: lessons are not timed.
     """
@@ -43,6 +43,7 @@ def lesson_tasks(seed: int, count: int, *, known: Sequence[Task]) -> list[Task]:
         steps = tuple(draw_step(rng, op) for op in _draw_ops(rng))
         program = Program(steps, *shapes[rng.integers(len(shapes))])
         if tuple(step.op for step in steps) not in taken and is_stable(program):
+            taken.add(tuple(step.op for step in steps))
             programs.append(program)
     if len(programs) < count:
         raise RuntimeError(f"only {len(programs)} of {count} lessons could be drawn; ask for fewer")
@@ -80,7 +81,7 @@ def lesson_sequences(
 
 def _draw_ops(rng: np.random.Generator) -> list[Op]:
     body = [op for op in OPS.values() if not op.reduces]
-    ops = [body[k] for k in rng.choice(len(body), size=rng.integers(1, MAX_STEPS + 1), replace=False)]
+    ops = [body[k] for k in rng.choice(len(body), size=rng.integers(MIN_STEPS, MAX_STEPS + 1), replace=False)]
     if rng.random() < _REDUCES:
         ends = [op for op in OPS.values() if op.reduces]
         ops[-1] = ends[rng.integers(len(ends))]

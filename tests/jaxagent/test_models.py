@@ -119,7 +119,7 @@ def test_a_folder_comes_back_bit_for_bit_in_its_stored_dtype(dtype, tmp_path):
 
 def test_many_small_files_hold_the_same_weights_as_one(tmp_path):
     decoder = new_decoder(DecoderConfig.from_scratch(_small(num_layers=2)), seed=3)
-    export_hf(decoder, decoder.config, tmp_path / "many", max_file_bytes=200_000)
+    export_hf(decoder, decoder.config, tmp_path / "many", max_file_bytes=100_000)
     assert len(list((tmp_path / "many").glob("model-*-of-*.safetensors"))) > 2
     again = dict(named_weights(load_decoder(tmp_path / "many")))
     for name, value in named_weights(decoder):

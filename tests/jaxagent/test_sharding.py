@@ -38,6 +38,9 @@ def test_two_devices_compute_what_one_computes(tmp_path, on_one_device, mesh):
     for got, want in zip(records, expected, strict=True):
         assert got.keys() == want.keys()
         for name in want.keys() - {"seconds", "tokens_per_s"}:
+            assert (got[name] is None) == (want[name] is None), name
+            if want[name] is None:
+                continue
             np.testing.assert_allclose(got[name], want[name], rtol=5e-3, atol=1e-4, err_msg=name)
     want = weights_of(expected_learner)
     for name, value in weights_of(learner).items():

@@ -80,7 +80,7 @@ def test_packed_padded_and_microbatched_gradients_are_the_same(name):
         return take_step(PPO, batch, targets, num_microbatches)
 
     (expected_state, expected), (state, output) = step(*layout("packed")), step(*layout(name))
-    np.testing.assert_allclose(output.loss, expected.loss, rtol=1e-4)
+    np.testing.assert_allclose(output.loss, expected.loss, atol=1e-6)  # terms of size 1 that nearly cancel
     np.testing.assert_allclose(output.grad_norm, expected.grad_norm, rtol=1e-4)
     for got, want in zip(gradient_of(state), gradient_of(expected_state), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-7)

@@ -6,6 +6,9 @@ import asyncio
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -156,15 +159,18 @@ async def test_a_reply_ends_where_the_context_ends(engine) -> None:
     assert found.finish_reason == "length" and len(found.token_ids) == 6
 
 
-@pytest.mark.parametrize(("length", "params", "message"), [
-    (0, SamplingParams(max_tokens=4), "the prompt has 0 tokens"),
-    (256, SamplingParams(max_tokens=4), "max_model_len=256 it may have 1 to 255"),
-    (5, SamplingParams(max_tokens=0), "max_tokens=0"),
-    (5, SamplingParams(max_tokens=4, temperature=0.001), "temperature=0.001"),
+@pytest.mark.parametrize(("prompt", "params", "message"), [
+    ([], SamplingParams(max_tokens=4), "the prompt has 0 tokens"),
+    ([1] * 256, SamplingParams(max_tokens=4), "max_model_len=256 it may have 1 to 255"),
+    ([1, VOCAB], SamplingParams(max_tokens=4), f"run from 1 to {VOCAB}; the model knows 0 to {VOCAB - 1}"),
+    ([-1, 5], SamplingParams(max_tokens=4), "run from -1 to 5"),
+    ([1], SamplingParams(max_tokens=0), "max_tokens=0"),
+    ([1], SamplingParams(max_tokens=4, temperature=0.001), "temperature=0.001"),
 ])
-async def test_requests_that_cannot_be_served_say_why(engine, length: int, params: SamplingParams, message: str) -> None:
+async def test_requests_that_cannot_be_served_say_why(engine, prompt: list[int], params: SamplingParams,
+                                                      message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        await engine.generate([1] * length, params)
+        await engine.generate(prompt, params)
 
 
 async def test_publishing_changes_the_policy_and_the_old_weights_bring_it_back_exactly(engine, models, writer) -> None:
@@ -300,7 +306,7 @@ async def test_a_start_that_takes_too_long_leaves_no_process(models, tmp_path: P
         await engine.start()
     with pytest.raises(EngineError, match="cannot be used"):
         await engine.generate([1], SamplingParams(max_tokens=1))
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 120.0
     while time.monotonic() < deadline:
         left = [child for child in psutil.Process().children(recursive=True)
                 if child.pid not in before and "resource_tracker" not in " ".join(child.cmdline())]
@@ -320,3 +326,41 @@ async def test_a_start_that_cannot_work_says_so_at_once(models, tmp_path: Path, 
         models[0].save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=message):
         await VllmEngine(tmp_path, CONFIG.model_copy(update=change)).start()
+
+
+async def test_a_vllm_that_would_not_find_the_plugin_is_noticed_before_it_starts(
+        models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models[0].save_pretrained(tmp_path)
+    monkeypatch.setenv("VLLM_PLUGINS", "another")
+    with pytest.raises(ValueError, match="VLLM_PLUGINS='another' keeps vLLM from loading jaxagent"):
+        await VllmEngine(tmp_path, CONFIG).start()
+
+
+PARENT = """
+import asyncio, sys
+from rollout.engine import VllmEngine
+from tests.rollout.test_engine import CONFIG
+async def main():
+    engine = VllmEngine(sys.argv[1], CONFIG)
+    await engine.start()
+    print(*engine.process_ids(), flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+async def test_an_engine_does_not_outlive_a_killed_parent(models, tmp_path: Path) -> None:
+    models[0].save_pretrained(tmp_path)
+    script = tmp_path / "parent.py"
+    script.write_text("if __name__ == '__main__':\n" + textwrap.indent(PARENT, "    "))
+    root = str(Path(__file__).parents[2])
+    parent = subprocess.Popen([sys.executable, str(script), str(tmp_path)], stdout=subprocess.PIPE, text=True,
+                              env=os.environ | {"PYTHONPATH": root})
+    assert parent.stdout is not None
+    pid = await asyncio.to_thread(lambda: next(int(line) for line in parent.stdout if line.strip().isdigit()))
+    engine_process = psutil.Process(pid)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, [engine_process], 15.0)
+    assert not alive

@@ -164,8 +164,9 @@ extern "C" void chain(const float* x, float* y, int64_t n, float scale) {
   std::thread([=] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); work(x, y, n, scale); }).detach();
 }
 """
-    judgement = judge(chain(cases.HONEST_FORWARD, kernel=kernel), timed=True)
-    assert judgement.outcome is Outcome.WRONG and "timed call" in judgement.message
+    keeps = cases.HONEST_FORWARD.replace("return y", "self.kept.append(y)\nreturn y")  # late writes hit living memory
+    judgement = judge(chain(keeps, init="self.kept = []", kernel=kernel), timed=True)
+    assert judgement.outcome is Outcome.WRONG and "timed call" in judgement.message, judgement.message
 
 
 def affine(forward: str, init: str = "") -> Candidate:

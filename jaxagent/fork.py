@@ -1,0 +1,68 @@
+"""Begins a run where a stage of another one ended: its checkpoint, model, log and evaluations up to there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from jaxagent.config import RunConfig
+from jaxagent.load_config import ConfigError
+from jaxagent.run_folder import RunFolder, open_run
+from rollout.store import TrajectoryStore
+
+
+def copy_start(config: RunConfig, folder: RunFolder) -> None:
+    """Fills the folder of a new run from `config.start_from`. Raises ConfigError where that run cannot serve."""
+    assert config.start_from is not None
+    source, source_config = open_run(config.start_from.run)
+    stages = common_stages(config, source_config, after=config.start_from.after)
+    checkpoint = source.stage_end(config.start_from.after)
+    if not checkpoint.is_dir():
+        raise ConfigError(
+            f"start_from: {source.root} has not finished stage {config.start_from.after}; "
+            f"finish it with `jaxagent train --resume {source.root}`"
+        )
+    link_tree(checkpoint, folder.checkpoints)
+    if source.initial_model.is_dir():
+        link_tree(source.initial_model, folder.initial_model)
+    for stage in stages:
+        if (source.evaluations / stage / "result.json").exists():
+            shutil.copytree(source.evaluations / stage, folder.evaluations / stage)
+    _copy_log(source, folder, config, stages)
+
+
+def common_stages(config: RunConfig, source: RunConfig, *, after: str) -> list[str]:
+    """Names of the stages up to `after`. Raises ConfigError unless model, tasks and these stages are the same."""
+    index = [stage.name for stage in config.stages].index(after) + 1
+    if config.stages[:index] != source.stages[:index]:
+        raise ConfigError(f"start_from: the stages up to {after} are not those of {source.name}; make them the same")
+    for section in ("model", "tasks", "seed"):
+        if getattr(config, section) != getattr(source, section):
+            raise ConfigError(
+                f"start_from: {section}={getattr(config, section)} is {getattr(source, section)} in {source.name}; "
+                "make them the same"
+            )
+    return [stage.name for stage in config.stages[:index]]
+
+
+def _copy_log(source: RunFolder, folder: RunFolder, config: RunConfig, stages: list[str]) -> None:
+    with (
+        TrajectoryStore(source.store, writable=False) as there,
+        TrajectoryStore(folder.store, config.store) as here,
+    ):
+        for stage in stages:
+            for trajectory in there.trajectories(stage=stage):
+                here.append(trajectory)
+            for name, reason in there.dropped(stage).items():
+                here.drop(name, reason)
+            for manifest in there.manifests(stage):
+                here.append_manifest(stage, manifest.update, manifest.trajectory_ids, manifest.policy_version)
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """A copy that shares the files, which are never written again; across file systems a real one."""
+    try:
+        shutil.copytree(source, target, copy_function=os.link, dirs_exist_ok=True)
+    except shutil.Error:
+        shutil.copytree(source, target, dirs_exist_ok=True)

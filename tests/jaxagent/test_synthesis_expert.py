@@ -1,0 +1,196 @@
+"""The scripted expert, the lessons, and the tokenizer that both are written in."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from jaxagent.models.scratch_tokenizer import save_tokenizer, train_tokenizer
+from jaxagent.synthesis.demo import synthetic_tasks
+from jaxagent.synthesis.expert import PROFILE, VERIFY, ExpertPolicy, Habits, answer_text, expert_texts
+from jaxagent.synthesis.kernels import Style, kernel_source, model_new_source, parse_model
+from jaxagent.synthesis.lessons import lesson_sequences, lesson_tasks
+from rollout.agent_loop import run_dialogue
+from rollout.chat import ChatFormat
+from rollout.config import DialogueConfig
+from rollout.parsers import make_parser
+from rollout.types import ToolCall, Turn
+from sandbox.skill import load_skill
+from sandbox.types import Task
+
+SINGLE = DialogueConfig(kind="single_turn")
+AGENTIC = DialogueConfig(kind="agentic", max_turns=12)
+TRAIN, HELDOUT = synthetic_tasks(0)
+
+
+class Workdir:
+    """Tools over a dict of files, whose `verification.py` compares the kernel with the right ones, character by character."""
+
+    def __init__(self, task: Task) -> None:
+        self.program = parse_model(task.code)
+        self.files: dict[str, str] = {}
+        self.commands: list[str] = []
+        self.judgements: list = []
+
+    def check(self, call: ToolCall) -> ToolCall:
+        if call.name == "bash" and "command" in call.arguments:
+            return call
+        known = call.name == "write" and set(call.arguments) == {"path", "content"}
+        return call if known else dataclasses.replace(call, error="malformed")
+
+    async def act(self, call: ToolCall) -> str:
+        if call.error is not None:
+            return f"error: {call.error}"
+        if call.name == "write":
+            self.files[call.arguments["path"]] = call.arguments["content"] + "\n"
+            return "created " + call.arguments["path"]
+        self.commands.append(call.arguments["command"])
+        return "correct: it is" if self.is_right else "wrong: it is not"
+
+    @property
+    def is_right(self) -> bool:
+        right = [kernel_source(self.program, style) for style in Style]
+        is_new = self.files.get("model_new.py") == model_new_source(self.program)
+        return is_new and self.files.get("kernels/kernel.cpp") in right
+
+
+def play(
+    task: Task, limits: DialogueConfig, seed: int, habits: Habits | None = None, chat: ChatFormat | None = None
+) -> tuple[list[Turn], Workdir]:
+    policy = ExpertPolicy(chat, habits=habits)
+    system = "Answer once." if limits.kind == "single_turn" else f"Then run {VERIFY}."
+    dialogue = policy.open(
+        system=system, user=task.code, session_id="x", seed=seed, max_context=2048, max_reply=512, temperature=1.0
+    )
+    workdir = Workdir(task)
+    turns, _ = asyncio.run(run_dialogue(dialogue, workdir, make_parser("qwen3_coder"), limits))
+    return turns, workdir
+
+
+def test_the_expert_is_a_function_of_task_and_seed():
+    assert [turn.text for turn in play(TRAIN[0], AGENTIC, 5)[0]] == [
+        turn.text for turn in play(TRAIN[0], AGENTIC, 5)[0]
+    ]
+    assert len({play(TRAIN[0], SINGLE, seed)[0][0].text for seed in range(20)}) > 5
+
+
+def test_a_single_turn_answer_is_one_reply_that_writes_both_files():
+    turns, workdir = play(HELDOUT[0], SINGLE, 0, Habits(faults=(1.0, 0, 0, 0, 0, 0)))
+    assert len(turns) == 1
+    assert set(workdir.files) == {"kernels/kernel.cpp", "model_new.py"}
+    assert workdir.is_right
+
+
+def test_drafts_are_right_and_styled_as_often_as_the_habits_say():
+    habits = Habits()
+    outcomes: Counter[bool] = Counter()
+    parallel = 0
+    for seed in range(300):
+        _, workdir = play(TRAIN[seed % len(TRAIN)], SINGLE, seed)
+        outcomes[workdir.is_right] += 1
+        parallel += "omp parallel" in workdir.files["kernels/kernel.cpp"]
+    assert outcomes[True] / 300 == pytest.approx(habits.faults[0], abs=0.09)
+    assert parallel / 300 == pytest.approx(habits.styles[0] + habits.styles[2], abs=0.09)
+
+
+def test_an_agent_verifies_repairs_profiles_and_improves():
+    broken = Habits(
+        faults=(0, 1.0, 0, 0, 0, 0), styles=(0, 0, 0, 1.0), fixes=1.0, profiles=1.0, improves=1.0, repeats=0, slips=0
+    )
+    turns, workdir = play(TRAIN[0], AGENTIC, 1, broken)
+    assert workdir.commands == [VERIFY, VERIFY, PROFILE, VERIFY]
+    assert workdir.files["kernels/kernel.cpp"] == kernel_source(workdir.program, Style.VECTOR_PARALLEL)
+    assert not turns[-1].tool_calls
+
+
+def test_an_agent_that_never_repairs_gives_up():
+    stubborn = Habits(faults=(0, 1.0, 0, 0, 0, 0), fixes=0.0, repeats=0, slips=0)
+    turns, workdir = play(TRAIN[0], AGENTIC, 1, stubborn)
+    assert workdir.commands == [VERIFY] * 3
+    assert not workdir.is_right
+    assert not turns[-1].tool_calls
+
+
+def test_slips_are_malformed_calls_and_the_dialogue_goes_on():
+    turns, workdir = play(TRAIN[0], AGENTIC, 1, Habits(slips=1.0, faults=(1.0, 0, 0, 0, 0, 0)))
+    assert any(call.error for turn in turns for call in turn.tool_calls)
+    assert workdir.is_right
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(train_tokenizer(expert_texts(TRAIN), vocab_size=1536), folder)
+    return ChatFormat.from_folder(folder)
+
+
+def test_the_saved_tokenizer_is_loaded_by_transformers_and_ends_a_message(tmp_path):
+    tokenizer = train_tokenizer(expert_texts(TRAIN), vocab_size=1536)
+    save_tokenizer(tokenizer, tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    text = HELDOUT[0].code + "an unknown word: żółw 😀\t\r\n"
+    assert loaded.encode(text, add_special_tokens=False) == tokenizer.encode(text, add_special_tokens=False)
+    assert loaded.decode(loaded.encode(text, add_special_tokens=False)) == text
+    assert loaded.eos_token == "<|im_end|>"
+    assert loaded.convert_tokens_to_ids("<|im_start|>") != loaded.unk_token_id
+
+
+def test_training_the_tokenizer_is_deterministic_and_a_tiny_vocabulary_is_refused():
+    texts = expert_texts(TRAIN[:2])
+    assert train_tokenizer(texts, vocab_size=600).get_vocab() == train_tokenizer(texts, vocab_size=600).get_vocab()
+    with pytest.raises(ValueError, match="vocab_size=200"):
+        train_tokenizer(texts, vocab_size=200)
+
+
+def test_a_line_of_code_and_its_quotation_in_the_kernel_are_the_same_token(chat: ChatFormat):
+    for task in HELDOUT:
+        kernel = chat.encode(kernel_source(parse_model(task.code), Style.VECTOR_PARALLEL))
+        for step in parse_model(task.code).steps:
+            (token,) = chat.encode(step.torch_line + "\n")
+            assert token in chat.encode(task.code)
+            assert token in kernel
+
+
+def test_tags_of_tool_calls_are_single_tokens(chat: ChatFormat):
+    for tag in (
+        "<tool_call>\n",
+        "</tool_call>",
+        "<function=write>\n",
+        "</function>\n",
+        "<parameter=path>\n",
+        "</parameter>\n",
+    ):
+        assert len(chat.encode(tag)) == 1, tag
+
+
+def test_answers_and_dialogues_are_short(chat: ChatFormat):
+    parser = make_parser("qwen3_coder")
+    for task in [*TRAIN, *HELDOUT]:
+        for style in Style:
+            assert len(chat.encode_reply(answer_text(parse_model(task.code), style, parser))) < 110
+    for seed in range(40):
+        turns, _ = play(TRAIN[seed % len(TRAIN)], AGENTIC, seed, chat=chat)
+        assert len(turns[-1].prompt_token_ids) + len(turns[-1].token_ids) < 600
+
+
+def test_lessons_are_new_compositions_with_the_loss_on_right_answers(chat: ChatFormat):
+    tasks = lesson_tasks(0, 40, known=[*TRAIN, *HELDOUT])
+    assert tasks == lesson_tasks(0, 40, known=[*TRAIN, *HELDOUT])
+    assert len({tuple(task.ops) for task in tasks}) == 40
+    assert not {tuple(task.ops) for task in tasks} & {tuple(task.ops) for task in [*TRAIN, *HELDOUT]}
+    sequences = lesson_sequences(tasks, chat, load_skill("cpp"), [SINGLE, AGENTIC])
+    texts = [chat.decode(sequence.token_ids[sequence.loss_mask]) for sequence in sequences]
+    for index, (task, sequence, text) in enumerate(zip(tasks, sequences, texts, strict=True)):
+        opening = chat.decode_raw(sequence.token_ids[~sequence.loss_mask])
+        assert task.code.strip() in opening
+        assert ("utils/verification.py" in opening) == (index // 4 % 2 == 1)
+        assert chat.is_closed(sequence.token_ids)
+        assert np.all(sequence.rollout_logprobs == 0)
+        files = {call.arguments["path"]: call.arguments["content"] for call in make_parser("qwen3_coder").parse(text)}
+        program = parse_model(task.code)
+        assert files["kernels/kernel.cpp"] + "\n" == kernel_source(program, list(Style)[index % 4])
