@@ -13,10 +13,10 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["jaxagent*", "rollout*", "sandbox*"]),
-    package_data={"rollout.prompts": ["*.j2"], "jaxagent": ["templates/*"]},
+    package_data={"rollout.prompts": ["*.j2"], "jaxagent.report": ["templates/*"]},
     install_requires=[
         "docker", "flax", "httpx", "jax", "jaxtyping", "jinja2", "msgspec", "numpy", "openai", "optax",
-        "orbax-checkpoint", "psutil", "pyarrow", "pydantic>=2", "pyyaml", "ray>=2.60", "rich", "safetensors", "scipy",
+        "orbax-checkpoint", "plotly", "psutil", "pyarrow", "pydantic>=2", "pyyaml", "ray>=2.60", "rich", "safetensors", "scipy",
         "tenacity", "tensorboardX", "torch", "transformers>=5",
     ],
     extras_require={

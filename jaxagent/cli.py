@@ -39,12 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def exit_code(error: Exception) -> int | None:
     """2 for what the user can correct, 3 for what failed around us; None is a bug and deserves its traceback."""
     from jaxagent.load_config import ConfigError
+    from rollout.types import RolloutError
+    from sandbox.skill import SkillError
     from sandbox.tasks import TaskError
     from sandbox.types import DeviceError, SandboxUnavailableError
 
-    if isinstance(error, ConfigError | TaskError | FileNotFoundError | NotADirectoryError):
+    if isinstance(error, ConfigError | TaskError | SkillError | FileNotFoundError | NotADirectoryError):
         return BAD_USAGE
-    if isinstance(error, SandboxUnavailableError | DeviceError | OSError):
+    if isinstance(error, SandboxUnavailableError | DeviceError | RolloutError | OSError):
         return FAILED
     return None
 
@@ -80,13 +82,6 @@ def build_parser() -> argparse.ArgumentParser:
     fetch.add_argument("--out", type=Path, required=True)
     fetch.set_defaults(run=run_model_fetch)
 
-    tasks = commands.add_parser("tasks", help="look at task files")
-    task_actions = tasks.add_subparsers(dest="action", required=True)
-    check = task_actions.add_parser("check", help="which tasks of a file, folder or parquet can be used")
-    check.add_argument("path")
-    check.add_argument("--json", action="store_true")
-    check.set_defaults(run=run_tasks_check)
-
     report = commands.add_parser("report", help="one HTML file with the curves and trajectories of runs")
     report.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
     report.add_argument("--open", action="store_true", help="show it in the browser")
@@ -98,15 +93,15 @@ def build_parser() -> argparse.ArgumentParser:
 def run_train(arguments: argparse.Namespace) -> int:
     from jaxagent.load_config import ConfigError, load_config
 
-    if (arguments.config is None) == (arguments.resume is None):
-        raise ConfigError("name a config (jaxagent train configs/demo.yaml) or a run (jaxagent train --resume RUN_DIR)")
     if arguments.resume is not None:
-        if arguments.overrides:
-            raise ConfigError(f"{arguments.overrides[0]}: a resumed run keeps the config it was started with")
+        if arguments.config is not None or arguments.overrides:
+            raise ConfigError("--resume RUN_DIR stands alone: a resumed run keeps the config it was started with")
         from jaxagent.train import resume
 
         asyncio.run(resume(arguments.resume))
         return DONE
+    if arguments.config is None:
+        raise ConfigError("name a config (jaxagent train configs/demo.yaml) or a run (jaxagent train --resume RUN_DIR)")
     config = load_config(arguments.config, arguments.overrides)
     from jaxagent.train import train
 
@@ -136,19 +131,6 @@ def run_model_fetch(arguments: argparse.Namespace) -> int:
     from jaxagent.models.fetch import fetch_model
 
     print(fetch_model(arguments.name, arguments.out))
-    return DONE
-
-
-def run_tasks_check(arguments: argparse.Namespace) -> int:
-    from sandbox.tasks import check_tasks
-
-    checked = check_tasks(arguments.path)
-    if arguments.json:
-        print(json.dumps([entry.to_json() for entry in checked]))
-        return DONE
-    for entry in checked:
-        print(f"{'kept   ' if entry.kept else 'dropped'} {entry.name}{'' if entry.kept else ': ' + str(entry.reason)}")
-    print(f"{sum(entry.kept for entry in checked)} of {len(checked)} kept")
     return DONE
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import ray
 
 from jaxagent.actors import LearnerActor
-from jaxagent.config import FineTuneStage, PPOStage, RunConfig, Stage, ValuePretrainStage
+from jaxagent.config import FineTuneStage, LessonStage, PPOStage, RunConfig, Stage, ValuePretrainStage
 from jaxagent.progress import RunProgress
 from jaxagent.run_folder import RunFolder
 from jaxagent.synthesis.expert import ExpertPolicy
@@ -73,10 +73,15 @@ class LearnerClient:
         self.version = await self.call("policy_version")
         return metrics
 
+    async def lesson_updates(self, stage: LessonStage, *, max_updates: int) -> list[dict[str, Any]]:
+        metrics = await self.call("lesson_updates", stage, max_updates=max_updates)
+        self.version = await self.call("policy_version")
+        return metrics
+
     async def log_updates(
         self, trajectories: Any, stage: FineTuneStage | ValuePretrainStage, *, max_updates: int
     ) -> list[dict[str, Any]]:
-        """The next updates of a stage that trains on the log. `trajectories` comes from `share`."""
+        """The next updates of a stage that trains on the log. `trajectories` comes from `Cluster.share`."""
         method = "finetune_updates" if isinstance(stage, FineTuneStage) else "value_updates"
         metrics = await self.call(method, trajectories, stage, max_updates=max_updates)
         self.version = await self.call("policy_version")

@@ -132,6 +132,19 @@ class SampleStage(StageBase):
     dialogue: DialogueConfig = DialogueConfig()
 
 
+class LessonStage(StageBase):
+    """Pre-training for a decoder that starts from random weights: generated pairs of task and right answer, seen once.
+
+    Text alone; nothing in it is executed, timed or rewarded. A pretrained model needs none.
+    """
+
+    kind: Literal["lessons"] = "lessons"
+    lessons: int = Field(gt=0)
+    epochs: int = Field(1, gt=0)
+    trajectories_per_update: int = Field(8, gt=0)
+    optimizer: OptimizerConfig
+
+
 class FineTuneStage(StageBase):
     """Supervised training of the actor on logged trajectories: stage 0 (keep: all) and RFT (keep: good)."""
 
@@ -142,6 +155,8 @@ class FineTuneStage(StageBase):
     """good: reward > 0, no redundant loop, no malformed tool call (paper, stage 3a)."""
     epochs: int = Field(1, gt=0)
     trajectories_per_update: int = Field(16, gt=0)
+    lessons: int = Field(0, ge=0)
+    """Fresh lessons (see LessonStage) mixed in, so that a small decoder does not unlearn all but `data`."""
     optimizer: OptimizerConfig
 
 
@@ -170,7 +185,8 @@ class PPOStage(StageBase):
     critic_optimizer: OptimizerConfig = OptimizerConfig(learning_rate=6e-6)
 
 
-Stage = Annotated[SampleStage | FineTuneStage | ValuePretrainStage | PPOStage, Field(discriminator="kind")]
+AnyStage = SampleStage | LessonStage | FineTuneStage | ValuePretrainStage | PPOStage
+Stage = Annotated[AnyStage, Field(discriminator="kind")]
 
 
 class TaskConfig(Config):
@@ -195,6 +211,9 @@ class EvaluationConfig(Config):
 
 class CheckpointConfig(Config):
     every_updates: int = Field(4, gt=0)
+    """PPO updates between checkpoints; the end of every stage has one in any case."""
+    every_log_updates: int = Field(200, gt=0)
+    """The same for stages that train on the log, whose updates are short."""
     keep_last: int = Field(2, gt=0)
 
 
@@ -239,8 +258,9 @@ class RunConfig(Config):
                 if source not in seen:
                     raise ValueError(f"stages.{stage.name}.data: {source!r} is no earlier stage; earlier ones: {seen}")
             seen.append(stage.name)
-        named = [*self.evaluation.after, *([self.start_from.after] if self.start_from else [])]
-        for name in named:
+        named = [("evaluation.after", name) for name in self.evaluation.after]
+        named += [("start_from.after", self.start_from.after)] if self.start_from else []
+        for key, name in named:
             if name not in seen:
-                raise ValueError(f"evaluation.after or start_from.after: {name!r} is no stage; stages: {seen}")
+                raise ValueError(f"{key}: {name!r} is no stage; stages: {seen}")
         return self

@@ -12,7 +12,15 @@ import numpy as np
 from flax import nnx
 
 from jaxagent.checkpoint import Checkpoints
-from jaxagent.config import FineTuneStage, LearnerConfig, PPOStage, SampleStage, ValuePretrainStage
+from jaxagent.config import (
+    AnyStage,
+    FineTuneStage,
+    LearnerConfig,
+    LessonStage,
+    OptimizerConfig,
+    PPOStage,
+    ValuePretrainStage,
+)
 from jaxagent.epochs import digest, epoch_groups
 from jaxagent.learner_state import LearnerState, Progress
 from jaxagent.metrics import Metrics, explained_variance, finetune_metrics, trajectory_metrics
@@ -23,7 +31,9 @@ from jaxagent.sequences import TokenSequence, to_sequence
 from jaxagent.steps import Steps
 from rollout.types import Trajectory
 
-AnyStage = SampleStage | FineTuneStage | ValuePretrainStage | PPOStage
+LogStage = LessonStage | FineTuneStage | ValuePretrainStage
+Update = Callable[[Sequence[TokenSequence], list[int]], Metrics]
+"""One optimizer step on the sequences with the given indices."""
 Export = Callable[[nnx.Module], Iterator[tuple[str, np.ndarray]]]
 
 
@@ -72,7 +82,7 @@ class Learner:
             self._steps.actor.start(stage.actor_optimizer)
             self._steps.critic.start(stage.critic_optimizer)
             self._steps.keep_reference()
-        elif isinstance(stage, FineTuneStage):
+        elif isinstance(stage, LessonStage | FineTuneStage):
             self._steps.actor.start(stage.optimizer)
         elif isinstance(stage, ValuePretrainStage):
             self._steps.critic.start(stage.optimizer)
@@ -97,18 +107,18 @@ class Learner:
         return metrics | _speed(sequences, started)
 
     def finetune_updates(self, trajectories: Sequence[Trajectory], stage: FineTuneStage, *,
-                         max_updates: int | None = None) -> list[Metrics]:
-        """The next updates of the actor on the stage's trajectories, [] once all its epochs are done.
+                         lessons: Sequence[TokenSequence] = (), max_updates: int | None = None) -> list[Metrics]:
+        """The next updates of the actor on the stage's trajectories and lessons, [] once all its epochs are done.
 
-        Every call of a stage gets the same trajectories in the same order; where to go on is the learner's own state.
+        Every call of a stage gets the same ones in the same order; where to go on is the learner's own state.
         """
-        def update(sequences: list[TokenSequence], group: list[int]) -> Metrics:
-            minibatch = self._minibatch(sequences, [0.0] * len(sequences), group)
-            output = self._steps.finetune(minibatch, stage.optimizer)
-            self._progress.policy_version += 1
-            return finetune_metrics(minibatch.policy_tokens(output.per_token)) | self._steps.report("actor", output)
+        sequences = [*self._sequences(trajectories, need_logprobs=False), *lessons]
+        return self._offline_updates(sequences, stage, self._finetune_update(stage.optimizer), max_updates=max_updates)
 
-        return self._offline_updates(trajectories, stage, update, max_updates=max_updates, need_logprobs=False)
+    def lesson_updates(self, lessons: Sequence[TokenSequence], stage: LessonStage, *,
+                       max_updates: int | None = None) -> list[Metrics]:
+        """The next updates of the actor on generated lessons, [] once each was seen. Otherwise as finetune_updates."""
+        return self._offline_updates(lessons, stage, self._finetune_update(stage.optimizer), max_updates=max_updates)
 
     def value_updates(self, trajectories: Sequence[Trajectory], stage: ValuePretrainStage, *,
                       rewards: Sequence[float] | None = None, max_updates: int | None = None) -> list[Metrics]:
@@ -119,7 +129,7 @@ class Learner:
         if rewards is None:
             rewards = [training_reward(trajectory) for trajectory in trajectories]
 
-        def update(sequences: list[TokenSequence], group: list[int]) -> Metrics:
+        def update(sequences: Sequence[TokenSequence], group: list[int]) -> Metrics:
             if self._progress.group == 0:
                 self._refresh_value_targets(sequences, rewards, group_size=stage.trajectories_per_update)
             minibatch = self._minibatch(sequences, rewards, group)
@@ -131,7 +141,8 @@ class Learner:
                     "mean_reward": float(np.mean([rewards[index] for index in group])),
                     **self._steps.report("critic", output)}
 
-        return self._offline_updates(trajectories, stage, update, max_updates=max_updates, need_logprobs=False)
+        sequences = self._sequences(trajectories, need_logprobs=False)
+        return self._offline_updates(sequences, stage, update, max_updates=max_updates)
 
     def weights(self) -> Iterator[tuple[str, np.ndarray]]:
         """The actor's weights under their Hugging Face names, one at a time."""
@@ -153,12 +164,19 @@ class Learner:
         self._progress, self._value_targets = state.progress, state.split_targets(restored["value_targets"])
         return record["driver"]
 
-    def _offline_updates(self, trajectories: Sequence[Trajectory], stage: FineTuneStage | ValuePretrainStage,
-                         update: Callable[[list[TokenSequence], list[int]], Metrics], *, max_updates: int | None,
-                         need_logprobs: bool) -> list[Metrics]:
+    def _finetune_update(self, optimizer: OptimizerConfig) -> Update:
+        def update(sequences: Sequence[TokenSequence], group: list[int]) -> Metrics:
+            minibatch = self._minibatch(sequences, [0.0] * len(sequences), group)
+            output = self._steps.finetune(minibatch, optimizer)
+            self._progress.policy_version += 1
+            return finetune_metrics(minibatch.policy_tokens(output.per_token)) | self._steps.report("actor", output)
+
+        return update
+
+    def _offline_updates(self, sequences: Sequence[TokenSequence], stage: LogStage,
+                         update: Update, *, max_updates: int | None) -> list[Metrics]:
         self._expect(stage)
         progress = self._progress
-        sequences = self._sequences(trajectories, need_logprobs=need_logprobs)
         progress.check_data(digest([sequence.trajectory_id for sequence in sequences]))
         self._fit_rows(sequences)
         done: list[Metrics] = []
@@ -172,7 +190,7 @@ class Learner:
             progress.advance(num_groups=len(groups))
         return done
 
-    def _refresh_value_targets(self, sequences: list[TokenSequence], rewards: Sequence[float], *,
+    def _refresh_value_targets(self, sequences: Sequence[TokenSequence], rewards: Sequence[float], *,
                                group_size: int) -> None:
         targets: list[np.ndarray] = [np.zeros(0, np.float32)] * len(sequences)
         for start in range(0, len(sequences), group_size):

@@ -10,7 +10,17 @@ from typing import Any
 import jax
 
 from jaxagent.checkpoint import Checkpoints
-from jaxagent.config import FineTuneStage, PPOStage, PretrainedModelConfig, RunConfig, Stage, ValuePretrainStage
+from jaxagent.config import (
+    FineTuneStage,
+    LessonStage,
+    PPOStage,
+    PretrainedModelConfig,
+    RunConfig,
+    SampleStage,
+    Stage,
+    ValuePretrainStage,
+)
+from jaxagent.epochs import stable_number
 from jaxagent.fork import link_tree
 from jaxagent.learner import Learner
 from jaxagent.models.config import ComputeConfig, DecoderConfig
@@ -19,11 +29,15 @@ from jaxagent.models.params import load_config, load_decoder, named_weights
 from jaxagent.models.scratch_tokenizer import save_tokenizer, train_tokenizer
 from jaxagent.models.value import Critic
 from jaxagent.run_folder import RunFolder
+from jaxagent.sequences import TokenSequence
 from jaxagent.synthesis.expert import expert_texts
+from jaxagent.synthesis.lessons import lesson_sequences, lesson_tasks
 from jaxagent.synthesis.sources import resolve_tasks
+from rollout.chat import ChatFormat
 from rollout.types import Trajectory
 from rollout.weights import WeightsPackage, WeightsWriter
 from sandbox.quiet import QuietLease
+from sandbox.skill import load_skill
 
 COMPILATION_CACHE = Path("~/.cache/jaxagent/xla")
 
@@ -50,6 +64,8 @@ class LearnerService:
         )
         self._checkpoints = Checkpoints(self._folder.checkpoints, keep_last=config.checkpoint.keep_last)
         self._weights = WeightsWriter()
+        self._config = config
+        self._lessons: dict[str, list[TokenSequence]] = {}
 
     def model_dir(self) -> str:
         return str(self._model_dir)
@@ -72,12 +88,16 @@ class LearnerService:
     def finetune_updates(
         self, trajectories: Sequence[Trajectory], stage: FineTuneStage, *, max_updates: int
     ) -> list[dict[str, Any]]:
-        return list(self._learner.finetune_updates(trajectories, stage, max_updates=max_updates))
+        lessons = self._lessons_of(stage)
+        return self._learner.finetune_updates(trajectories, stage, lessons=lessons, max_updates=max_updates)
+
+    def lesson_updates(self, stage: LessonStage, *, max_updates: int) -> list[dict[str, Any]]:
+        return self._learner.lesson_updates(self._lessons_of(stage), stage, max_updates=max_updates)
 
     def value_updates(
         self, trajectories: Sequence[Trajectory], stage: ValuePretrainStage, *, max_updates: int
     ) -> list[dict[str, Any]]:
-        return list(self._learner.value_updates(trajectories, stage, max_updates=max_updates))
+        return self._learner.value_updates(trajectories, stage, max_updates=max_updates)
 
     def write_weights(self) -> WeightsPackage:
         """The actor's weights in shared memory, for engines on this machine."""
@@ -90,6 +110,12 @@ class LearnerService:
             link_tree(self._folder.checkpoints / str(number), self._folder.stage_end(driver["name"]) / str(number))
         return number
 
+    def _lessons_of(self, stage: LessonStage | FineTuneStage) -> list[TokenSequence]:
+        """Made when first needed, and kept until another stage needs its own."""
+        if stage.name not in self._lessons:
+            self._lessons = {stage.name: make_lessons(self._config, stage, self._model_dir) if stage.lessons else []}
+        return self._lessons[stage.name]
+
     def join_quiet(self, registry_dir: Path) -> None:
         """This process stands still while a kernel is timed on its machine."""
         QuietLease(registry_dir).register(os.getpid())
@@ -97,6 +123,19 @@ class LearnerService:
     def close(self) -> None:
         self._checkpoints.close()
         self._weights.close()
+
+
+def make_lessons(config: RunConfig, stage: LessonStage | FineTuneStage, model_dir: Path) -> list[TokenSequence]:
+    """Lessons with the openings of the run's own dialogues, one of each kind; no task of the run is among them.
+
+    Each stage draws its own: the name is part of the seed.
+    """
+    train, heldout = resolve_tasks(config.tasks.train), resolve_tasks(config.tasks.heldout)
+    dialogues = {s.dialogue.kind: s.dialogue for s in config.stages if isinstance(s, SampleStage | PPOStage)}
+    seed = stable_number(f"{config.seed}/{stage.name}") % 2**32
+    tasks = lesson_tasks(seed, stage.lessons, train=train, heldout=heldout)
+    chat, skill = ChatFormat.from_folder(model_dir), load_skill(config.tasks.skill)
+    return lesson_sequences(tasks, chat, skill, list(dialogues.values()))
 
 
 def prepare_model(config: RunConfig, folder: RunFolder) -> Path:

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
-
 from jaxagent.run_folder import RunFolder
 
 
@@ -21,6 +19,8 @@ class MetricsLog:
     """
 
     def __init__(self, folder: RunFolder) -> None:
+        from tensorboardX import SummaryWriter  # takes seconds to import, and readers of metrics need none
+
         self._path = folder.metrics
         _cut_torn_line(self._path)
         self._file = self._path.open("a")
@@ -54,7 +54,8 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open() as file:
         for line in file:
-            yield json.loads(line)
+            if line.endswith("\n"):  # the last one may be under way
+                yield json.loads(line)
 
 
 def _cut_torn_line(path: Path) -> None:

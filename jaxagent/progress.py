@@ -27,11 +27,17 @@ COLUMNS: dict[str, tuple[str, str]] = {
 }
 
 
+LOG_WIDTH = 160
+"""Of tables in a log file, where no terminal sets the width."""
+
+
 class RunProgress:
     """A console for one run. On a terminal the bar moves; in a log file only whole lines appear."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, soft_wrap=True)
+        if not self.console.is_terminal:
+            self.console.width = LOG_WIDTH
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

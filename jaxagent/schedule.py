@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxagent.cluster import Cluster
 from jaxagent.collector import Collector
-from jaxagent.config import FineTuneStage, PPOStage, RunConfig, SampleStage, Stage, ValuePretrainStage
+from jaxagent.config import FineTuneStage, LessonStage, PPOStage, RunConfig, SampleStage, Stage, ValuePretrainStage
 from jaxagent.metrics_log import MetricsLog
 from jaxagent.progress import RunProgress
 from jaxagent.run_folder import RunFolder
@@ -24,7 +24,7 @@ from rollout.store import TrajectoryStore
 from rollout.types import Trajectory
 from sandbox.types import Task
 
-UPDATES_A_CALL = 4
+UPDATES_A_CALL = 8
 """Updates on the log that the learner makes before it reports, so that progress is seen and calls stay few."""
 
 
@@ -42,11 +42,18 @@ class Run:
     heldout_tasks: Sequence[Task]
 
     async def record(self, stage: Stage, update: int, total: int, values: Mapping[str, Any]) -> None:
-        """One update is done: log it, show it, and save a checkpoint when one is due."""
+        """One update is done: log it, show it, and save a checkpoint when one is due.
+
+        Of the many short updates on a log about eight are shown.
+        """
         self.metrics.write(stage=stage.name, update=update, values=values)
-        self.progress.update_line(stage.name, update, total, values)
         done = update + 1
-        if done == total or done % self.config.checkpoint.every_updates == 0:
+        is_ppo = isinstance(stage, PPOStage)
+        if is_ppo or done == total or done % max(total // 8, 1) == 0:
+            self.progress.update_line(stage.name, update, total, values)
+        settings = self.config.checkpoint
+        every = settings.every_updates if is_ppo else settings.every_log_updates
+        if done == total or done % every == 0:
             await self.checkpoint(stage, done, complete=done == total)
 
     async def checkpoint(self, stage: Stage, updates: int, *, complete: bool) -> None:
@@ -59,6 +66,8 @@ async def run_stage(run: Run, stage: Stage, first_update: int) -> None:
     """Runs one stage from `first_update` on: the number of its updates that the learner's state already holds."""
     if isinstance(stage, SampleStage):
         await sample(run, stage)
+    elif isinstance(stage, LessonStage):
+        await train_on_lessons(run, stage, first_update)
     elif isinstance(stage, FineTuneStage | ValuePretrainStage):
         await train_on_log(run, stage, first_update)
     else:
@@ -83,6 +92,19 @@ async def sample(run: Run, stage: SampleStage) -> None:
     run.progress.update_line(stage.name, 0, 1, values)
 
 
+async def train_on_lessons(run: Run, stage: LessonStage, first_update: int) -> None:
+    """Pre-training of a scratch decoder on generated lessons, which the learner makes itself."""
+    learner = run.cluster.learner
+    if first_update == 0:
+        await learner.start_stage(stage)
+    total = stage.epochs * -(-stage.lessons // stage.trajectories_per_update)
+    update = first_update
+    while records := await learner.lesson_updates(stage, max_updates=UPDATES_A_CALL):
+        for values in records:
+            await run.record(stage, update, total, values)
+            update += 1
+
+
 async def train_on_log(run: Run, stage: FineTuneStage | ValuePretrainStage, first_update: int) -> None:
     """Supervised training, RFT and value pre-training: epochs over logged trajectories, in a seeded order."""
     ids = [trajectory.trajectory_id for name in stage.data for trajectory in run.store.trajectories(stage=name)
@@ -96,7 +118,8 @@ async def train_on_log(run: Run, stage: FineTuneStage | ValuePretrainStage, firs
     if first_update == 0:
         await learner.start_stage(stage)
     trajectories = run.cluster.share([run.store.get(name) for name in ids])
-    total = stage.epochs * -(-len(ids) // stage.trajectories_per_update)
+    items = len(ids) + (stage.lessons if isinstance(stage, FineTuneStage) else 0)
+    total = stage.epochs * -(-items // stage.trajectories_per_update)
     update = first_update
     while records := await learner.log_updates(trajectories, stage, max_updates=UPDATES_A_CALL):
         for values in records:

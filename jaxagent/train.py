@@ -13,25 +13,28 @@ from jaxagent.config import RunConfig
 from jaxagent.evaluate import evaluate
 from jaxagent.fork import copy_start
 from jaxagent.metrics_log import MetricsLog, read_metrics
+from jaxagent.preflight import check_inputs
 from jaxagent.progress import RunProgress
+from jaxagent.report import write_report
 from jaxagent.results import EvaluationResult, gain, show, table_rows
 from jaxagent.run_folder import RunFolder, create_run, open_run, write_json
 from jaxagent.schedule import Run, run_stage
 from jaxagent.stage_table import stage_rows, stage_summary
-from jaxagent.synthesis.sources import resolve_tasks
 from rollout.store import TrajectoryStore
 
 
 async def train(config: RunConfig) -> Path:
-    """Starts a new run. Returns its folder."""
+    """Starts a new run. Returns its folder; where nothing was done yet when it failed, no folder stays behind."""
+    check_inputs(config)
     folder = create_run(config)
-    if config.start_from is not None:
-        try:
+    try:
+        if config.start_from is not None:
             copy_start(config, folder)
-        except BaseException:
-            shutil.rmtree(folder.root)  # nothing half-made stays behind under the run's name
-            raise
-    return await _run(folder, config)
+        return await _run(folder, config)
+    except BaseException:
+        if not folder.metrics.exists() or folder.metrics.stat().st_size == 0:
+            shutil.rmtree(folder.root, ignore_errors=True)
+        raise
 
 
 async def resume(root: Path) -> Path:
@@ -41,8 +44,7 @@ async def resume(root: Path) -> Path:
 
 async def _run(folder: RunFolder, config: RunConfig) -> Path:
     started = time.monotonic()
-    train_tasks = resolve_tasks(config.tasks.train)[: config.tasks.limit]
-    heldout_tasks = resolve_tasks(config.tasks.heldout)[: config.tasks.limit]
+    train_tasks, heldout_tasks = check_inputs(config)
     with RunProgress() as progress, TrajectoryStore(folder.store, config.store) as store:
         progress.say(
             f"run {config.name}: {len(train_tasks)} train tasks, {len(heldout_tasks)} held out, in {folder.root}"
@@ -122,4 +124,4 @@ def finish(
         },
     }
     write_json(folder.summary, json.loads(json.dumps(summary, default=str)))
-    progress.say(f"run folder: {folder.root}")
+    progress.say(f"run folder: {folder.root}, report: {write_report([folder.root])}")

@@ -46,11 +46,6 @@ def synthetic_tasks(seed: int = 0, *, num_train: int = 24, num_heldout: int = 8)
     return to_tasks(train, seed, "train"), to_tasks(heldout, seed, "heldout")
 
 
-def train_shapes(seed: int) -> list[tuple[int, int]]:
-    """(rows, cols) of the train tasks of `synthetic_tasks(seed)`."""
-    return _split_shapes(np.random.default_rng([seed, _STREAM]))[0]
-
-
 def faulty_steps(program: Program) -> dict[str, list[Steps]]:
     """What a careless author writes instead: a step left out, a wrong constant, a wrong order; all tell in the output.
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxagent.sequences import TokenSequence
-from jaxagent.synthesis.demo import draw_step, is_stable, to_tasks, train_shapes
+from jaxagent.synthesis.demo import draw_step, is_stable, to_tasks
 from jaxagent.synthesis.expert import answer_text
 from jaxagent.synthesis.kernels import OPS, Op, Program, Style, parse_model
 from rollout.chat import ChatFormat
@@ -28,14 +28,14 @@ _REDUCES = 0.3
 """Share of lessons that end in a reduction."""
 
 
-def lesson_tasks(seed: int, count: int, *, known: Sequence[Task]) -> list[Task]:
-    """`count` tasks of two to six random steps in the shapes of the train tasks, none with a composition of `known`.
+def lesson_tasks(seed: int, count: int, *, train: Sequence[Task], heldout: Sequence[Task]) -> list[Task]:
+    """`count` tasks of two to six random steps in the shapes of `train`, none with a composition of either set.
 
-    Give the train and the held-out tasks as `known`. Steps need not make a kernel slow or fast: lessons are not timed.
+    Steps need not make a kernel slow or fast: lessons are not timed.
     """
     rng = np.random.default_rng([seed, 0x1E55])
-    shapes = train_shapes(seed)
-    taken = {tuple(task.ops) for task in known}
+    shapes = sorted({(program.rows, program.cols) for program in map(parse_model, (task.code for task in train))})
+    taken = {tuple(task.ops) for task in (*train, *heldout)}
     programs: list[Program] = []
     for _ in range(MAX_ATTEMPTS_PER_LESSON * count):
         if len(programs) == count:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxagent.synthesis.demo import synthetic_tasks
-from sandbox.tasks import load_tasks
+from sandbox.tasks import TaskError, load_tasks
 from sandbox.types import Task
 
 
@@ -11,14 +11,14 @@ def resolve_tasks(source: str) -> list[Task]:
     """`synthetic:train[:SEED]`, `synthetic:heldout[:SEED]`, or a path as sandbox.tasks.load_tasks takes it.
 
     SEED (default 0) chooses the set; it is apart from the run's seed, so that runs of several seeds share tasks and
-    their cached baselines. Raises ValueError for an unknown form, TaskError for a file that cannot be used.
+    their cached baselines. Raises TaskError for an unknown form and for a file that cannot be used.
     """
     if not source.startswith("synthetic:"):
         return load_tasks(source)
     _, _, rest = source.partition(":")
     split, _, seed = rest.partition(":")
     if split not in ("train", "heldout") or (seed and not seed.isdigit()):
-        raise ValueError(
+        raise TaskError(
             f"tasks: {source!r} is not understood; write synthetic:train or synthetic:heldout, with :SEED behind it "
             "for another set, or the path of a file or folder"
         )

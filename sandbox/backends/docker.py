@@ -28,11 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import docker
 import docker.errors
 import docker.types
 import requests.exceptions
 
-import docker
 from sandbox import unix_sockets
 from sandbox.backends.files import Workdir
 from sandbox.backends.rootfs import AGENT_UID, host_paths, image_tar

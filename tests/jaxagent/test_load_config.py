@@ -85,3 +85,34 @@ def test_a_run_folder_is_made_once_and_reopened(tmp_path):
         create_run(config)
     with pytest.raises(ConfigError, match="no run here"):
         open_run(tmp_path / "other")
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_an_extending_config_changes_and_leaves_out_stages_by_name(tmp_path):
+    write(tmp_path, "base.yaml", DEMO.read_text())
+    child = write(
+        tmp_path,
+        "child.yaml",
+        "extends: base.yaml\nname: child\nstages: {rft: null, agentic: {updates: 3}}\nevaluation: {after: [supervised]}\n",
+    )
+    base, config = load_config(DEMO), load_config(child)
+    assert config.name == "child"
+    assert [s.name for s in config.stages] == [s.name for s in base.stages if s.name != "rft"]
+    assert config.stages[-1] == base.stages[-1].model_copy(update={"updates": 3})
+    assert config.learner == base.learner
+
+
+def test_a_circle_of_extends_and_an_unknown_stage_are_config_errors(tmp_path):
+    write(tmp_path, "a.yaml", "extends: b.yaml\n")
+    write(tmp_path, "b.yaml", "extends: a.yaml\n")
+    with pytest.raises(ConfigError, match="circle"):
+        load_config(tmp_path / "a.yaml")
+    write(tmp_path, "demo.yaml", DEMO.read_text())
+    bad = write(tmp_path, "bad.yaml", "extends: demo.yaml\nstages: {rtf: null}\n")
+    with pytest.raises(ConfigError, match="'rtf' is none of"):
+        load_config(bad)

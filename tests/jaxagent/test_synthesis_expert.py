@@ -179,8 +179,10 @@ def test_answers_and_dialogues_are_short(chat: ChatFormat):
 
 
 def test_lessons_are_new_compositions_with_the_loss_on_right_answers(chat: ChatFormat):
-    tasks = lesson_tasks(0, 40, known=[*TRAIN, *HELDOUT])
-    assert tasks == lesson_tasks(0, 40, known=[*TRAIN, *HELDOUT])
+    tasks = lesson_tasks(0, 40, train=TRAIN, heldout=HELDOUT)
+    assert tasks == lesson_tasks(0, 40, train=TRAIN, heldout=HELDOUT)
+    shapes = [{(p.rows, p.cols) for p in (parse_model(task.code) for task in some)} for some in (tasks, TRAIN)]
+    assert shapes[0] <= shapes[1]
     assert len({tuple(task.ops) for task in tasks}) == 40
     assert not {tuple(task.ops) for task in tasks} & {tuple(task.ops) for task in [*TRAIN, *HELDOUT]}
     sequences = lesson_sequences(tasks, chat, load_skill("cpp"), [SINGLE, AGENTIC])

@@ -1,0 +1,79 @@
+"""What can be known to be wrong before a run begins: found before a folder is made or a device is touched."""
+
+from __future__ import annotations
+
+import os
+
+from jaxagent.config import LessonStage, RunConfig, SampleStage, ScratchModelConfig
+from jaxagent.load_config import ConfigError
+from jaxagent.synthesis.sources import resolve_tasks
+from sandbox.skill import load_skill
+from sandbox.types import Task
+
+
+def check_inputs(config: RunConfig) -> tuple[list[Task], list[Task]]:
+    """The train and held-out tasks of a run that can start.
+
+    Raises ConfigError, TaskError or SkillError with one paragraph that names the key and the next step.
+    """
+    load_skill(config.tasks.skill)
+    _check_model(config)
+    _check_cores(config)
+    _check_lengths(config)
+    train, heldout = (
+        resolve_tasks(source)[: config.tasks.limit] for source in (config.tasks.train, config.tasks.heldout)
+    )
+    _check_synthetic(config)
+    return train, heldout
+
+
+def _check_model(config: RunConfig) -> None:
+    if isinstance(config.model, ScratchModelConfig):
+        if config.model.family == "qwen3_moe":
+            raise ConfigError(
+                "model.family=qwen3_moe: mixtures of experts are described (jaxagent plan) but not trained yet"
+            )
+        return
+    folder = config.model.path.expanduser()
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"model.path={config.model.path}: no Hugging Face model folder is there (no config.json); fetch one "
+            f"with `jaxagent model fetch NAME --out {config.model.path}`, or name another folder"
+        )
+
+
+def _check_cores(config: RunConfig) -> None:
+    needed, there = config.judge.num_devices * config.judge.cores_per_device, os.cpu_count() or 1
+    is_cpu_skill = config.tasks.skill.startswith("cpp")
+    if is_cpu_skill and config.judge.num_devices == 1 and needed > there:
+        raise ConfigError(
+            f"judge.cores_per_device={config.judge.cores_per_device}: this machine has {there} cores; lower it to that"
+        )
+
+
+def _check_lengths(config: RunConfig) -> None:
+    """A trajectory has to fit the engine and a row of the learner."""
+    dialogues = {f"stages.{s.name}.dialogue": s.dialogue for s in config.stages if hasattr(s, "dialogue")}
+    dialogues["evaluation.dialogue"] = config.evaluation.dialogue
+    for key, dialogue in dialogues.items():
+        for name, limit in (
+            ("engine.max_model_len", config.engine.max_model_len),
+            ("learner.row_tokens", config.learner.row_tokens),
+        ):
+            if dialogue.max_context_tokens > limit:
+                raise ConfigError(
+                    f"{key}.max_context_tokens={dialogue.max_context_tokens} is more than {name}={limit}; "
+                    "lower the one or raise the other"
+                )
+
+
+def _check_synthetic(config: RunConfig) -> None:
+    """Lessons and the scripted expert know the generated tasks only."""
+    for stage in config.stages:
+        needs_them = isinstance(stage, LessonStage) or (isinstance(stage, SampleStage) and stage.policy == "expert")
+        if needs_them and not config.tasks.train.startswith("synthetic:"):
+            raise ConfigError(
+                f"stages.{stage.name}: the scripted expert and its lessons cover synthetic tasks, and "
+                f"tasks.train={config.tasks.train}; use synthetic:train, or leave this stage out and start from a "
+                "pretrained model"
+            )

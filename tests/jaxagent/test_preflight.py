@@ -1,0 +1,77 @@
+"""Bad input: one paragraph, exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxagent.cli import BAD_USAGE, main
+
+DEMO = "configs/demo.yaml"
+
+
+def refused(capsys, *arguments: str) -> str:
+    assert main(list(arguments)) == BAD_USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["--learner.ppo.clip_lo", "0.1"], "did you mean learner.ppo.clip_low?"),
+        (["--model", "{kind: pretrained, path: /no/such/model}"], "model.path=/no/such/model: no Hugging Face model folder"),
+        (["--tasks.train", "/no/such/tasks"], "/no/such/tasks does not exist"),
+        (["--tasks.train", "synthetic:all"], "synthetic:train or synthetic:heldout"),
+        (["--tasks.skill", "cobol"], "skill='cobol' is not known; allowed: cpp, cpp_agent"),
+        (["--judge.cores_per_device", "4096"], "judge.cores_per_device=4096: this machine has"),
+        (["--engine.max_model_len", "300"], "more than engine.max_model_len=300"),
+        (["--learner.row_tokens", "300"], "more than learner.row_tokens=300"),
+        (["--start_from", "{run: /no/such/run, after: supervised}"], "no run here"),
+    ],
+)
+def test_a_run_that_cannot_start_says_why_and_leaves_no_folder(capsys, tmp_path, overrides, says):
+    assert says in refused(capsys, "train", DEMO, "--runs_dir", str(tmp_path), *overrides)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_without_model_is_named(capsys, tmp_path):
+    task = tmp_path / "task.py"
+    task.write_text("def get_inputs(): return []\ndef get_init_inputs(): return []\n")
+    error = refused(capsys, "train", DEMO, "--runs_dir", str(tmp_path / "runs"), "--tasks.train", str(task))
+    assert "task.py defines no class Model" in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_expert_does_not_pretend_to_know_other_tasks(capsys, tmp_path):
+    task = tmp_path / "task.py"
+    task.write_text("class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n")
+    error = refused(capsys, "train", DEMO, "--runs_dir", str(tmp_path / "runs"), "--tasks.train", str(task))
+    assert "scripted expert and its lessons cover synthetic tasks" in error
+
+
+def test_a_second_run_of_a_name_is_pointed_to_resume(capsys, tmp_path):
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(Path(DEMO).read_text())
+    assert "--resume" in refused(capsys, "train", DEMO, "--runs_dir", str(tmp_path))
+    assert [path.name for path in folder.iterdir()] == ["config.yaml"]
+
+
+def test_a_resumed_run_takes_no_overrides(capsys, tmp_path):
+    assert "keeps the config" in refused(capsys, "train", "--resume", str(tmp_path), "--seed", "1")
+
+
+def test_train_without_a_config_says_what_to_name(capsys):
+    assert "configs/demo.yaml" in refused(capsys, "train")
+
+
+def test_judge_names_what_a_workdir_lacks(capsys, tmp_path):
+    assert "model.py is missing" in refused(capsys, "judge", str(tmp_path), "--skill", "cpp", "--json")
+
+
+def test_report_of_no_run_says_so(capsys, tmp_path):
+    assert "no run here" in refused(capsys, "report", str(tmp_path))
