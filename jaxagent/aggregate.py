@@ -8,7 +8,6 @@ tasks, whatever passed.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -137,10 +136,6 @@ def outcome_shares(judgements: Sequence[Judgement]) -> dict[str, float]:
     for judgement in judgements:
         counts[str(judgement.outcome)] = counts.get(str(judgement.outcome), 0) + 1
     return {name: count / len(judgements) for name, count in sorted(counts.items())}
-
-
-def to_json(scores: Scores) -> dict[str, float | int | None]:
-    return dataclasses.asdict(scores)
 
 
 def _geomean(values: np.ndarray) -> float | None:

@@ -24,8 +24,9 @@ class Checkpoints:
 
     def __init__(self, folder: Path, *, keep_last: int = 2) -> None:
         self._folder = folder.absolute()
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep_last, enable_async_checkpointing=False,
-                                               cleanup_tmp_directories=True)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep_last, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        )
         handlers = {"arrays": ocp.StandardCheckpointHandler(), "record": ocp.JsonCheckpointHandler()}
         self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
 
@@ -39,8 +40,9 @@ class Checkpoints:
         """
         json.dumps(record)  # refuse what JSON can't hold before anything is written
         number = 0 if (latest := self.latest()) is None else latest + 1
-        args = ocp.args.Composite(arrays=ocp.args.StandardSave(_keyed(arrays)),
-                                  record=ocp.args.JsonSave({"format": FORMAT, **record}))
+        args = ocp.args.Composite(
+            arrays=ocp.args.StandardSave(_keyed(arrays)), record=ocp.args.JsonSave({"format": FORMAT, **record})
+        )
         self._manager.save(number, args=args)
         self._manager.wait_until_finished()
         return number
@@ -50,8 +52,10 @@ class Checkpoints:
         number = self._existing(number)
         record = self._manager.restore(number, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
         if record.get("format") != FORMAT:
-            raise CheckpointError(f"{self._folder}/{number}: its format is {record.get('format')}, this version reads "
-                                  f"{FORMAT}; resume with the version that wrote it, or start a new run")
+            raise CheckpointError(
+                f"{self._folder}/{number}: its format is {record.get('format')}, this version reads "
+                f"{FORMAT}; resume with the version that wrote it, or start a new run"
+            )
         return record
 
     def arrays(self, like: Any, number: int | None = None) -> Any:
@@ -72,21 +76,27 @@ class Checkpoints:
     def _existing(self, number: int | None) -> int:
         number = self.latest() if number is None else number
         if number is None or number not in self._manager.all_steps():
-            raise CheckpointError(f"{self._folder} holds {'no checkpoint' if number is None else f'no {number}'}; "
-                                  f"found: {sorted(self._manager.all_steps())}. Start the run without --resume, or "
-                                  "name the folder of a run that has saved one")
+            raise CheckpointError(
+                f"{self._folder} holds {'no checkpoint' if number is None else f'no {number}'}; "
+                f"found: {sorted(self._manager.all_steps())}. Start the run without --resume, or "
+                "name the folder of a run that has saved one"
+            )
         return number
 
     def _check_shapes(self, abstract: dict[str, Any], number: int) -> None:
         saved = self._manager.item_metadata(number)["arrays"].tree
         if saved.keys() != abstract.keys():
             odd = sorted(saved.keys() ^ abstract.keys())[:3]
-            raise CheckpointError(f"{self._folder}/{number} is of another model or optimizer: only one side has "
-                                  f"{', '.join(odd)}. Resume with the run's own config.yaml")
+            raise CheckpointError(
+                f"{self._folder}/{number} is of another model or optimizer: only one side has "
+                f"{', '.join(odd)}. Resume with the run's own config.yaml"
+            )
         for name, want in abstract.items():
             if tuple(saved[name].shape) != tuple(want.shape):
-                raise CheckpointError(f"{self._folder}/{number} is of another model: {name} is {saved[name].shape} "
-                                      f"there and {want.shape} here. Resume with the run's own config.yaml")
+                raise CheckpointError(
+                    f"{self._folder}/{number} is of another model: {name} is {saved[name].shape} "
+                    f"there and {want.shape} here. Resume with the run's own config.yaml"
+                )
 
 
 def _keyed(tree: Any) -> dict[str, Any]:

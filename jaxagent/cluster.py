@@ -32,10 +32,14 @@ from rollout.actors import EngineActor, call, engine_policy, start_rollout_actor
 from rollout.chat import ChatFormat
 from rollout.config import DialogueConfig
 from rollout.types import EngineError, Policy, RolloutError, Trajectory
+from rollout.weights import WeightsPackage
 from sandbox.actors import start_judge
 from sandbox.types import Task
 
 logger = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 512 << 20
+"""Of a Ray that this run starts for itself: a batch of trajectories is a few MiB."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +105,12 @@ class Cluster:
         self._rollout_actors: list[Any] = []
         self._under_way: list[int] = []
         self._published: int | None = None
+        self._package: WeightsPackage | None = None
+        self._reviving = asyncio.Lock()
+        self.engine_restarts = 0
 
     async def __aenter__(self) -> Cluster:
-        self._own_ray = connect_ray(self._folder)
+        self._own_ray = connect_ray()
         # A registry of the run's own: another run on this machine neither freezes ours nor is frozen by it.
         self._registry = Path(tempfile.gettempdir()) / f"jaxagent-quiet-{self._config.name}-{uuid.uuid4().hex[:8]}"
         self._judge = start_judge(self._config.judge, self._config.compile, registry_dir=self._registry)
@@ -141,6 +148,11 @@ class Cluster:
     def rollout_capacity(self) -> int:
         return self._config.rollout.num_actors * self._config.rollout.trajectories_per_actor
 
+    @property
+    def published_version(self) -> int:
+        """Of the weights that every engine has; -1 before the first publish."""
+        return -1 if self._published is None else self._published
+
     async def rollout(self, ticket: Ticket, *, stage: str, dialogue: DialogueConfig, policy: str) -> Trajectory:
         """One trajectory on the least busy actor. Raises RolloutError, SandboxUnavailableError, DeviceError."""
         index = min(range(len(self._under_way)), key=self._under_way.__getitem__)
@@ -156,6 +168,9 @@ class Cluster:
                 dialogue=dialogue,
                 trajectory_id=ticket.trajectory_id,
             )
+        except EngineError:
+            await self._revive_engines()  # a repeat of this rollout should find an engine that answers
+            raise
         finally:
             self._under_way[index] -= 1
 
@@ -170,14 +185,39 @@ class Cluster:
         await self._engines_started
         if self._published == self.learner.version:
             return {}
-        package = await self.learner.call("write_weights")
-        reports = await asyncio.gather(*(call(e.publish, package, died=EngineError) for e in self._engines))
+        self._package = package = await self.learner.call("write_weights")
+        reports = await asyncio.gather(*(self._publish_to(engine, package) for engine in self._engines))
         self._published = package.version
         numbers = {name for report in reports for name, value in report.items() if isinstance(value, int | float)}
         return {f"publish_{name}": max(float(report.get(name, 0.0)) for report in reports) for name in sorted(numbers)}
 
     async def judge_stats(self) -> dict[str, int]:
         return await self._judge.stats()
+
+    async def _publish_to(self, engine: Any, package: WeightsPackage) -> dict[str, Any]:
+        try:
+            return await call(engine.publish, package, died=EngineError)
+        except EngineError as error:
+            logger.warning("an engine failed while it got version %d and is started again: %s", package.version, error)
+            await self._restart(engine)
+            return await call(engine.publish, package, died=EngineError)
+
+    async def _revive_engines(self) -> None:
+        """Starts engines again that do not answer, with the weights that were published last."""
+        async with self._reviving:
+            for engine in self._engines:
+                try:
+                    await call(engine.check_health, died=EngineError)
+                except EngineError as error:
+                    logger.warning("an engine is down and is started again: %s", error)
+                    await self._restart(engine)
+                    if self._package is not None:
+                        await call(engine.publish, self._package, died=EngineError)
+
+    async def _restart(self, engine: Any) -> None:
+        self.engine_restarts += 1
+        await call(engine.start, died=EngineError)
+        await self._quieten(engine)
 
     async def _start_engines(self) -> None:
         seconds = await asyncio.gather(*(call(handle.start, died=EngineError) for handle in self._engines))
@@ -215,8 +255,8 @@ def expert_policy(tokenizer_dir: Path) -> Policy:
     return ExpertPolicy(ChatFormat.from_folder(tokenizer_dir))
 
 
-def connect_ray(folder: RunFolder) -> bool:
-    """Joins the cluster that RAY_ADDRESS (a Ray job sets it) or a running head names, else starts Ray here.
+def connect_ray() -> bool:
+    """Joins the cluster that RAY_ADDRESS names (a Ray job sets it), else starts Ray for this run alone.
 
     Returns whether this process started it, and so has to end it.
     """
@@ -226,10 +266,10 @@ def connect_ray(folder: RunFolder) -> bool:
         ray.init(log_to_driver=False)
         return False
     ray.init(
+        address="local",
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
-        object_store_memory=512 << 20,
-        _temp_dir=None,
+        object_store_memory=OBJECT_STORE_BYTES,
     )
     return True

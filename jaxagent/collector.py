@@ -30,7 +30,8 @@ OUR_TROUBLE = (RolloutError, SandboxUnavailableError, DeviceError)
 class Collector:
     """Rolls out the tickets of one stage with at most `capacity` at a time.
 
-    `rollout` makes one trajectory or raises one of OUR_TROUBLE; `version` is the learner's current policy version;
+    `rollout` makes one trajectory or raises one of OUR_TROUBLE; `version` is the learner's current policy version and
+    `sampling_version` that of the engines, which lags behind while weights are on their way;
     `screen` says why a trajectory cannot be trained on: it is kept in the log, dropped from training, and replaced.
     """
 
@@ -43,13 +44,14 @@ class Collector:
         stage: str,
         rollout: Callable[[Ticket], Awaitable[Trajectory]],
         version: Callable[[], int],
+        sampling_version: Callable[[], int],
         capacity: int,
         max_retries: int,
         screen: Callable[[Trajectory], str | None] = lambda _: None,
         on_accept: Callable[[Trajectory], None] = lambda _: None,
     ) -> None:
         self._order, self._window, self._store, self._stage = order, window, store, stage
-        self._rollout, self._version = rollout, version
+        self._rollout, self._version, self._sampling_version = rollout, version, sampling_version
         self._capacity, self._max_retries = capacity, max_retries
         self._screen, self._on_accept = screen, on_accept
         self._failures: Counter[int] = Counter()
@@ -103,7 +105,7 @@ class Collector:
         async with self._changed:
             while True:
                 while len(self._running) < self._capacity:
-                    number = self._window.dispatch(self._version())
+                    number = self._window.dispatch(self._sampling_version())
                     if number is None:
                         break
                     task = asyncio.create_task(self._run(number))

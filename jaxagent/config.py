@@ -71,6 +71,9 @@ class OptimizerConfig(Config):
 
     learning_rate: float = Field(gt=0)
     warmup_updates: int = Field(0, ge=0)
+    """Steps over which the learning rate rises linearly from 0."""
+    decay_updates: int = Field(0, ge=0)
+    """Steps over which it falls linearly to a tenth, where it stays; 0 keeps it constant."""
     b1: float = Field(0.9, ge=0, lt=1)
     b2: float = Field(0.95, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
@@ -228,15 +231,15 @@ class StartFromConfig(Config):
 class RunConfig(Config):
     """One run: the whole schedule from tasks to evaluation."""
 
-    name: str
-    seed: int = 0
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: int = Field(0, ge=0)
     runs_dir: Path = Path("runs")
     """The run folder is runs_dir/name; never inside what a Ray job uploads."""
     tasks: TaskConfig
     model: ModelConfig
     critic: Literal["actor_copy"] = "actor_copy"
     """The critic's own backbone starts as a copy of the actor's, its value head at zero."""
-    stages: list[Stage]
+    stages: list[Stage] = Field(min_length=1)
     learner: LearnerConfig = LearnerConfig()
     engine: EngineConfig = EngineConfig()
     rollout: RolloutConfig = RolloutConfig()

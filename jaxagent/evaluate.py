@@ -51,6 +51,7 @@ async def evaluate(
                 stage=label,
                 rollout=rollout,
                 version=lambda: 0,
+                sampling_version=lambda: 0,
                 capacity=capacity,
                 max_retries=max_retries,
                 on_accept=lambda _: advance(),

@@ -61,8 +61,13 @@ def _copy_log(source: RunFolder, folder: RunFolder, config: RunConfig, stages: l
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """A copy that shares the files, which are never written again; across file systems a real one."""
+    """A copy that shares the files, which are never written again; across file systems a real one. Whole or absent."""
+    partial = target.with_name(f"{target.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
     try:
-        shutil.copytree(source, target, copy_function=os.link, dirs_exist_ok=True)
+        shutil.copytree(source, partial, copy_function=os.link)
     except shutil.Error:
-        shutil.copytree(source, target, dirs_exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(source, partial)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)

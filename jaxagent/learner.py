@@ -46,8 +46,17 @@ class Learner:
     changes: `jaxagent.sequences.screen` finds them beforehand.
     """
 
-    def __init__(self, actor: nnx.Module, *, make_critic: Callable[[nnx.Module], nnx.Module], export: Export,
-                 config: LearnerConfig, seed: int, dump_dir: Path, vocab_size: int | None = None) -> None:
+    def __init__(
+        self,
+        actor: nnx.Module,
+        *,
+        make_critic: Callable[[nnx.Module], nnx.Module],
+        export: Export,
+        config: LearnerConfig,
+        seed: int,
+        dump_dir: Path,
+        vocab_size: int | None = None,
+    ) -> None:
         """`make_critic` copies an actor's backbone under a value head of zeros; `export` names weights for the
         engine. `dump_dir` gets the batch that made training stop on non-finite numbers. Takes over `actor`."""
         self._config, self._seed, self._vocab_size = config, seed, vocab_size
@@ -77,8 +86,10 @@ class Learner:
             progress.critic_started = True
         if isinstance(stage, PPOStage):
             if stage.dialogue.temperature == 0:
-                raise ValueError(f"stages.{stage.name}.dialogue.temperature=0: greedy rollouts have no log-probs to "
-                                 "train on; set it above 0 (1.0 in the paper's recipe)")
+                raise ValueError(
+                    f"stages.{stage.name}.dialogue.temperature=0: greedy rollouts have no log-probs to "
+                    "train on; set it above 0 (1.0 in the paper's recipe)"
+                )
             self._steps.actor.start(stage.actor_optimizer)
             self._steps.critic.start(stage.critic_optimizer)
             self._steps.keep_reference()
@@ -94,20 +105,32 @@ class Learner:
         started = time.perf_counter()
         self._expect(stage)
         sequences = self._sequences(trajectories, need_logprobs=True)
-        rewards = [training_reward(trajectory, kind=stage.reward, source=stage.reward_from)
-                   for trajectory in trajectories]
+        rewards = [
+            training_reward(trajectory, kind=stage.reward, source=stage.reward_from) for trajectory in trajectories
+        ]
         metrics = trajectory_metrics(trajectories, sequences, rewards, policy_version=self.policy_version)
         self._fit_rows(sequences)
-        groups = epoch_groups(len(sequences), group_size=-(-len(sequences) // self._config.ppo.minibatches),
-                              seed=self._seed, stage=f"{stage.name}/minibatches", epoch=self._progress.updates)
+        groups = epoch_groups(
+            len(sequences),
+            group_size=-(-len(sequences) // self._config.ppo.minibatches),
+            seed=self._seed,
+            stage=f"{stage.name}/minibatches",
+            epoch=self._progress.updates,
+        )
         minibatches = [self._minibatch(sequences, rewards, group) for group in groups]
         metrics |= run_ppo_update(self._steps, minibatches, stage=stage, policy_version=self.policy_version)
         self._progress.policy_version += 1
         self._progress.updates += 1
         return metrics | _speed(sequences, started)
 
-    def finetune_updates(self, trajectories: Sequence[Trajectory], stage: FineTuneStage, *,
-                         lessons: Sequence[TokenSequence] = (), max_updates: int | None = None) -> list[Metrics]:
+    def finetune_updates(
+        self,
+        trajectories: Sequence[Trajectory],
+        stage: FineTuneStage,
+        *,
+        lessons: Sequence[TokenSequence] = (),
+        max_updates: int | None = None,
+    ) -> list[Metrics]:
         """The next updates of the actor on the stage's trajectories and lessons, [] once all its epochs are done.
 
         Every call of a stage gets the same ones in the same order; where to go on is the learner's own state.
@@ -115,13 +138,20 @@ class Learner:
         sequences = [*self._sequences(trajectories, need_logprobs=False), *lessons]
         return self._offline_updates(sequences, stage, self._finetune_update(stage.optimizer), max_updates=max_updates)
 
-    def lesson_updates(self, lessons: Sequence[TokenSequence], stage: LessonStage, *,
-                       max_updates: int | None = None) -> list[Metrics]:
+    def lesson_updates(
+        self, lessons: Sequence[TokenSequence], stage: LessonStage, *, max_updates: int | None = None
+    ) -> list[Metrics]:
         """The next updates of the actor on generated lessons, [] once each was seen. Otherwise as finetune_updates."""
         return self._offline_updates(lessons, stage, self._finetune_update(stage.optimizer), max_updates=max_updates)
 
-    def value_updates(self, trajectories: Sequence[Trajectory], stage: ValuePretrainStage, *,
-                      rewards: Sequence[float] | None = None, max_updates: int | None = None) -> list[Metrics]:
+    def value_updates(
+        self,
+        trajectories: Sequence[Trajectory],
+        stage: ValuePretrainStage,
+        *,
+        rewards: Sequence[float] | None = None,
+        max_updates: int | None = None,
+    ) -> list[Metrics]:
         """The next updates of the critic towards V + A, computed anew with the critic of each epoch's start.
 
         `rewards` default to the paper's reward of the final workspace. Otherwise as finetune_updates.
@@ -137,9 +167,12 @@ class Learner:
             output = self._steps.value(minibatch, returns, stage.optimizer)
             values = minibatch.policy_tokens(output.per_token)["values"]
             targets = returns[minibatch.packed.batch.loss_mask]
-            return {"explained_variance": explained_variance(values, targets), "mean_value": float(values.mean()),
-                    "mean_reward": float(np.mean([rewards[index] for index in group])),
-                    **self._steps.report("critic", output)}
+            return {
+                "explained_variance": explained_variance(values, targets),
+                "mean_value": float(values.mean()),
+                "mean_reward": float(np.mean([rewards[index] for index in group])),
+                **self._steps.report("critic", output),
+            }
 
         sequences = self._sequences(trajectories, need_logprobs=False)
         return self._offline_updates(sequences, stage, update, max_updates=max_updates)
@@ -151,8 +184,10 @@ class Learner:
     def save(self, checkpoints: Checkpoints, driver: dict[str, Any]) -> int:
         """Saves everything, and the driver's own JSON record; returns the checkpoint's number."""
         state = LearnerState(self._progress, self._seed, self._value_targets)
-        return checkpoints.save(self._steps.arrays() | state.arrays(), {
-            "learner": state.record() | {"has_reference": self._steps.has_reference}, "driver": driver})
+        return checkpoints.save(
+            self._steps.arrays() | state.arrays(),
+            {"learner": state.record() | {"has_reference": self._steps.has_reference}, "driver": driver},
+        )
 
     def restore(self, checkpoints: Checkpoints, number: int | None = None) -> dict[str, Any]:
         """Continues from a checkpoint, by default the latest, also on another mesh; returns the driver's record."""
@@ -173,8 +208,9 @@ class Learner:
 
         return update
 
-    def _offline_updates(self, sequences: Sequence[TokenSequence], stage: LogStage,
-                         update: Update, *, max_updates: int | None) -> list[Metrics]:
+    def _offline_updates(
+        self, sequences: Sequence[TokenSequence], stage: LogStage, update: Update, *, max_updates: int | None
+    ) -> list[Metrics]:
         self._expect(stage)
         progress = self._progress
         progress.check_data(digest([sequence.trajectory_id for sequence in sequences]))
@@ -182,16 +218,22 @@ class Learner:
         done: list[Metrics] = []
         while progress.epoch < stage.epochs and (max_updates is None or len(done) < max_updates):
             started = time.perf_counter()
-            groups = epoch_groups(len(sequences), group_size=stage.trajectories_per_update, seed=self._seed,
-                                  stage=stage.name, epoch=progress.epoch)
+            groups = epoch_groups(
+                len(sequences),
+                group_size=stage.trajectories_per_update,
+                seed=self._seed,
+                stage=stage.name,
+                epoch=progress.epoch,
+            )
             group = groups[progress.group]
             metrics = update(sequences, group) | {"epoch": progress.epoch}
             done.append(metrics | _speed([sequences[index] for index in group], started))
             progress.advance(num_groups=len(groups))
         return done
 
-    def _refresh_value_targets(self, sequences: Sequence[TokenSequence], rewards: Sequence[float], *,
-                               group_size: int) -> None:
+    def _refresh_value_targets(
+        self, sequences: Sequence[TokenSequence], rewards: Sequence[float], *, group_size: int
+    ) -> None:
         targets: list[np.ndarray] = [np.zeros(0, np.float32)] * len(sequences)
         for start in range(0, len(sequences), group_size):
             group = list(range(start, min(start + group_size, len(sequences))))
@@ -204,26 +246,41 @@ class Learner:
     def _sequences(self, trajectories: Sequence[Trajectory], *, need_logprobs: bool) -> list[TokenSequence]:
         if not trajectories:
             raise ValueError("an update needs at least one trajectory; the stage's data is empty after filtering")
-        return [to_sequence(trajectory, row_tokens=self._config.row_tokens, vocab_size=self._vocab_size,
-                            need_logprobs=need_logprobs) for trajectory in trajectories]
+        return [
+            to_sequence(
+                trajectory, row_tokens=self._config.row_tokens, vocab_size=self._vocab_size, need_logprobs=need_logprobs
+            )
+            for trajectory in trajectories
+        ]
 
     def _fit_rows(self, sequences: Sequence[TokenSequence]) -> None:
         """Rows of a stage only ever grow, so it compiles for at most three lengths."""
         longest = max(sequence.num_tokens for sequence in sequences)
         self._progress.fit_rows(longest, row_tokens=self._config.row_tokens)
 
-    def _minibatch(self, sequences: Sequence[TokenSequence], rewards: Sequence[float],
-                   group: Sequence[int]) -> Minibatch:
-        return Minibatch.of([sequences[index] for index in group], [rewards[index] for index in group],
-                            config=self._config, row_tokens=self._progress.row_tokens, mesh=self._steps.mesh)
+    def _minibatch(
+        self, sequences: Sequence[TokenSequence], rewards: Sequence[float], group: Sequence[int]
+    ) -> Minibatch:
+        return Minibatch.of(
+            [sequences[index] for index in group],
+            [rewards[index] for index in group],
+            config=self._config,
+            row_tokens=self._progress.row_tokens,
+            mesh=self._steps.mesh,
+        )
 
     def _expect(self, stage: AnyStage) -> None:
         if self._progress.stage != stage.name:
-            raise ValueError(f"the learner is in stage {self._progress.stage!r}, not {stage.name!r}; call "
-                             "start_stage first")
+            raise ValueError(
+                f"the learner is in stage {self._progress.stage!r}, not {stage.name!r}; call start_stage first"
+            )
 
 
 def _speed(sequences: Sequence[TokenSequence], started: float) -> Metrics:
     tokens, seconds = sum(sequence.num_tokens for sequence in sequences), time.perf_counter() - started
-    return {"tokens": float(tokens), "policy_tokens": float(sum(sequence.num_policy_tokens for sequence in sequences)),
-            "seconds": seconds, "tokens_per_s": tokens / seconds}
+    return {
+        "tokens": float(tokens),
+        "policy_tokens": float(sum(sequence.num_policy_tokens for sequence in sequences)),
+        "seconds": seconds,
+        "tokens_per_s": tokens / seconds,
+    }

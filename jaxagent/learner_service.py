@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,7 @@ def prepare_model(config: RunConfig, folder: RunFolder) -> Path:
     shape = shape.with_tokens(bos=None, eos=(end,), pad=tokenizer.pad_token_id)
     decoder = load_decoder(shape, dtype=config.learner.param_dtype, seed=config.seed)
     partial = folder.root / "initial_model.part"
+    shutil.rmtree(partial, ignore_errors=True)  # of a start that was killed
     export_hf(decoder, shape, partial)
     save_tokenizer(tokenizer, partial)
     return partial.rename(folder.initial_model)

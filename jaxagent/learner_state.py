@@ -42,8 +42,10 @@ class Progress:
 
     def check_data(self, data_digest: str) -> None:
         if self.data_digest not in (None, data_digest):
-            raise ValueError(f"stage {self.stage!r} began on other trajectories than these; pass the same ones in the "
-                             "same order to every call of a stage, also after a resume")
+            raise ValueError(
+                f"stage {self.stage!r} began on other trajectories than these; pass the same ones in the "
+                "same order to every call of a stage, also after a resume"
+            )
         self.data_digest = data_digest
 
 
@@ -60,13 +62,18 @@ class LearnerState:
     @classmethod
     def of(cls, record: dict[str, Any], *, seed: int) -> LearnerState:
         if record["seed"] != seed:
-            raise CheckpointError(f"the checkpoint was written with seed={record['seed']} and this run has "
-                                  f"seed={seed}; resume with the run's own config.yaml")
+            raise CheckpointError(
+                f"the checkpoint was written with seed={record['seed']} and this run has "
+                f"seed={seed}; resume with the run's own config.yaml"
+            )
         return cls(Progress(**record["progress"]), seed, [], record["value_target_lengths"])
 
     def record(self) -> dict[str, Any]:
-        return {"progress": dataclasses.asdict(self.progress), "seed": self.seed,
-                "value_target_lengths": [len(targets) for targets in self.value_targets]}
+        return {
+            "progress": dataclasses.asdict(self.progress),
+            "seed": self.seed,
+            "value_target_lengths": [len(targets) for targets in self.value_targets],
+        }
 
     def arrays(self) -> dict[str, np.ndarray]:
         """One array; a single 0 ends it so that it is never empty."""

@@ -12,9 +12,14 @@ from jaxtyping import Array, Float, Int
 Logits = Callable[[Float[Array, "B C D"]], Float[Array, "B C V"]]
 
 
-def token_logprobs(hidden_BTD: Float[Array, "B T D"], token_ids: Int[Array, "B T"], logits: Logits, *,
-                   temperature: Float[Array, ""] | float, chunk_tokens: int,
-                   ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+def token_logprobs(
+    hidden_BTD: Float[Array, "B T D"],
+    token_ids: Int[Array, "B T"],
+    logits: Logits,
+    *,
+    temperature: Float[Array, ""] | float,
+    chunk_tokens: int,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """(logprobs, entropy) at each token's own position: of token t and of the distribution that it was drawn from.
 
     Both come from softmax(logits(hidden[t - 1]) / temperature), in float32; position 0 has no past and gets 0.

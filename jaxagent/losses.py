@@ -22,8 +22,9 @@ Score = Callable[[nnx.Module, Batch, Scalars], PerToken]
 class Decoder(Protocol):
     """A causal language model over packed rows: a token sees earlier tokens of its own segment only."""
 
-    def __call__(self, token_ids_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"],
-                 segment_ids_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]: ...
+    def __call__(
+        self, token_ids_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"], segment_ids_BT: Int[Array, "B T"]
+    ) -> Float[Array, "B T D"]: ...
 
     def logits(self, hidden: Float[Array, "B C D"]) -> Float[Array, "B C V"]: ...
 
@@ -31,8 +32,9 @@ class Decoder(Protocol):
 class Critic(Protocol):
     """A value network: the value at position t is of the state after token t."""
 
-    def __call__(self, token_ids_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"],
-                 segment_ids_BT: Int[Array, "B T"]) -> Float[Array, "B T"]: ...
+    def __call__(
+        self, token_ids_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"], segment_ids_BT: Int[Array, "B T"]
+    ) -> Float[Array, "B T"]: ...
 
 
 def make_ppo_loss(cfg: PPOConfig, *, chunk_tokens: int) -> Loss:
@@ -44,12 +46,25 @@ def make_ppo_loss(cfg: PPOConfig, *, chunk_tokens: int) -> Loss:
         if old_logprobs is None:
             old_logprobs = jax.lax.stop_gradient(logprobs)
         assert targets.advantages is not None
-        terms = policy_loss(logprobs, old_logprobs, batch.rollout_logprobs, targets.advantages, batch.loss_mask,
-                            batch.loss_weights, clip_low=cfg.clip_low, clip_high=cfg.clip_high,
-                            importance_cap=cfg.importance_cap)
+        terms = policy_loss(
+            logprobs,
+            old_logprobs,
+            batch.rollout_logprobs,
+            targets.advantages,
+            batch.loss_mask,
+            batch.loss_weights,
+            clip_low=cfg.clip_low,
+            clip_high=cfg.clip_high,
+            importance_cap=cfg.importance_cap,
+        )
         loss = terms.loss
-        per_token = {"logprobs": logprobs, "old_logprobs": old_logprobs, "entropy": entropy, "ratio": terms.ratio,
-                     "importance": terms.importance}
+        per_token = {
+            "logprobs": logprobs,
+            "old_logprobs": old_logprobs,
+            "entropy": entropy,
+            "ratio": terms.ratio,
+            "importance": terms.importance,
+        }
         if cfg.entropy_coef > 0:
             loss -= cfg.entropy_coef * jnp.sum(batch.loss_weights * entropy)
         if cfg.kl_coef > 0:
@@ -100,19 +115,26 @@ def make_value_target_score(cfg: PPOConfig) -> Score:
     def value_target_score(critic: Any, batch: Batch, scalars: Scalars) -> PerToken:
         del scalars
         values = score_critic(critic, batch)
-        advantages, returns = compute_gae(batch.rewards, values, batch.loss_mask, batch.segment_ids, gamma=cfg.gamma,
-                                          gae_lambda=cfg.gae_lambda)
+        advantages, returns = compute_gae(
+            batch.rewards, values, batch.loss_mask, batch.segment_ids, gamma=cfg.gamma, gae_lambda=cfg.gae_lambda
+        )
         return {"values": values, "advantages": advantages, "returns": returns}
 
     return value_target_score
 
 
-def score_actor(actor: Decoder, batch: Batch, *, temperature: Float[Array, ""] | float, chunk_tokens: int,
-                ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+def score_actor(
+    actor: Decoder,
+    batch: Batch,
+    *,
+    temperature: Float[Array, ""] | float,
+    chunk_tokens: int,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """(logprobs, entropy) of the policy's tokens at the sampling temperature, 0 outside loss_mask."""
     hidden_BTD = actor(batch.token_ids, batch.positions, batch.segment_ids)
-    logprobs, entropy = token_logprobs(hidden_BTD, batch.token_ids, actor.logits, temperature=temperature,
-                                       chunk_tokens=chunk_tokens)
+    logprobs, entropy = token_logprobs(
+        hidden_BTD, batch.token_ids, actor.logits, temperature=temperature, chunk_tokens=chunk_tokens
+    )
     return jnp.where(batch.loss_mask, logprobs, 0.0), jnp.where(batch.loss_mask, entropy, 0.0)
 
 

@@ -17,8 +17,13 @@ wild_numbers_allowed = np.errstate(over="ignore", invalid="ignore")
 
 
 @wild_numbers_allowed
-def trajectory_metrics(trajectories: Sequence[Trajectory], sequences: Sequence[TokenSequence],
-                       rewards: Sequence[float], *, policy_version: int) -> Metrics:
+def trajectory_metrics(
+    trajectories: Sequence[Trajectory],
+    sequences: Sequence[TokenSequence],
+    rewards: Sequence[float],
+    *,
+    policy_version: int,
+) -> Metrics:
     """Rewards, outcomes, lengths and staleness of a batch. `policy_version` is the learner's before the update."""
     outcomes = [str(trajectory.judgement.outcome) for trajectory in trajectories]
     staleness = np.array([policy_version - sequence.oldest_version for sequence in sequences])
@@ -40,8 +45,9 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], sequences: Sequence[T
 
 
 @wild_numbers_allowed
-def ppo_token_metrics(tokens: Mapping[str, np.ndarray], *, clip_low: float, clip_high: float,
-                      importance_cap: float | None) -> Metrics:
+def ppo_token_metrics(
+    tokens: Mapping[str, np.ndarray], *, clip_low: float, clip_high: float, importance_cap: float | None
+) -> Metrics:
     """`tokens` holds one entry a policy token: what the surrogate saw, over all optimizer steps of the update."""
     ratio, log_ratio = tokens["ratio"], tokens["logprobs"] - tokens["old_logprobs"]
     outside = np.where(tokens["advantages"] > 0, ratio > 1 + clip_high, ratio < 1 - clip_low)
@@ -69,9 +75,13 @@ def gap_metrics(old_logprobs: np.ndarray, rollout_logprobs: np.ndarray, is_fresh
     """
     gap = np.abs(old_logprobs - rollout_logprobs)
     ratio = np.exp(np.clip(old_logprobs - rollout_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-    metrics: Metrics = {"logprob_gap_mean": float(gap.mean()), "logprob_gap_max": float(gap.max()),
-                        "rollout_kl": float((rollout_logprobs - old_logprobs).mean()),
-                        **_percentiles("logprob_gap", gap), **_percentiles("rollout_ratio", ratio)}
+    metrics: Metrics = {
+        "logprob_gap_mean": float(gap.mean()),
+        "logprob_gap_max": float(gap.max()),
+        "rollout_kl": float((rollout_logprobs - old_logprobs).mean()),
+        **_percentiles("logprob_gap", gap),
+        **_percentiles("rollout_ratio", ratio),
+    }
     fresh = gap[is_fresh]
     metrics["fresh_logprob_gap_mean"] = float(fresh.mean()) if fresh.size else None
     metrics["fresh_logprob_gap_max"] = float(fresh.max()) if fresh.size else None
@@ -87,10 +97,15 @@ def explained_variance(values: np.ndarray, returns: np.ndarray) -> float | None:
 
 @wild_numbers_allowed
 def finetune_metrics(tokens: Mapping[str, np.ndarray]) -> Metrics:
-    return {"nll": float(-tokens["logprobs"].mean()), "entropy": float(tokens["entropy"].mean()),
-            "perplexity": float(np.exp(-tokens["logprobs"].mean()))}
+    return {
+        "nll": float(-tokens["logprobs"].mean()),
+        "entropy": float(tokens["entropy"].mean()),
+        "perplexity": float(np.exp(-tokens["logprobs"].mean())),
+    }
 
 
 def _percentiles(name: str, values: np.ndarray) -> Metrics:
-    return {f"{name}_p{percent}": float(value)
-            for percent, value in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)}
+    return {
+        f"{name}_p{percent}": float(value)
+        for percent, value in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)
+    }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxagent.run_folder import RunFolder
+from jaxagent.run_folder import RunFolder, write_atomically
 
 
 class MetricsLog:
@@ -38,9 +39,12 @@ class MetricsLog:
 
     def forget(self, *, stage: str, from_update: int) -> None:
         """Removes what a run wrote after the checkpoint that it now resumes from: those updates are done again."""
+        records = list(read_metrics(self._path))
+        kept = [r for r in records if not (r["stage"] == stage and r["update"] >= from_update)]
+        if len(kept) == len(records):
+            return
         self._file.close()
-        kept = [r for r in read_metrics(self._path) if not (r["stage"] == stage and r["update"] >= from_update)]
-        self._path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        write_atomically(self._path, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = self._path.open("a")
         self._step = len(kept)
 
@@ -64,7 +68,7 @@ def _cut_torn_line(path: Path) -> None:
     text = path.read_bytes()
     end = text.rfind(b"\n") + 1
     if end != len(text):
-        path.write_bytes(text[:end])
+        os.truncate(path, end)
 
 
 def _finite(value: Any) -> Any:

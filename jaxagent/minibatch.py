@@ -26,12 +26,20 @@ class Minibatch:
     mesh: Mesh
 
     @classmethod
-    def of(cls, sequences: Sequence[TokenSequence], rewards: Sequence[float], *, config: LearnerConfig,
-           row_tokens: int, mesh: Mesh) -> Minibatch:
+    def of(
+        cls,
+        sequences: Sequence[TokenSequence],
+        rewards: Sequence[float],
+        *,
+        config: LearnerConfig,
+        row_tokens: int,
+        mesh: Mesh,
+    ) -> Minibatch:
         """A microbatch holds the same number of tokens whatever the length of its rows."""
         rows = config.rows_per_microbatch * (config.row_tokens // row_tokens)
-        packed = pack(sequences, rewards, row_tokens=row_tokens, rows_per_microbatch=rows,
-                      aggregation=config.ppo.aggregation)
+        packed = pack(
+            sequences, rewards, row_tokens=row_tokens, rows_per_microbatch=rows, aggregation=config.ppo.aggregation
+        )
         batch = jax.device_put(packed.batch, batch_sharding(mesh))
         return cls(sequences=list(sequences), packed=packed, batch=batch, mesh=mesh)
 

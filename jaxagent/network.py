@@ -28,8 +28,9 @@ class Network:
         self._graphdef, params = nnx.split(module, nnx.Param)
         abstract = jax.eval_shape(lambda params: init_train_state(params, IDLE_OPTIMIZER), params)
         self.shardings: TrainState = state_shardings(abstract, param_shardings(params, mesh), mesh)
-        self._steps = {name: make_train_step(self._graphdef, loss, state_shardings=self.shardings)
-                       for name, loss in losses.items()}
+        self._steps = {
+            name: make_train_step(self._graphdef, loss, state_shardings=self.shardings) for name, loss in losses.items()
+        }
         self._scores = {name: make_score(self._graphdef, score) for name, score in scores.items()}
         self.state: TrainState = self._init(self._place(params), IDLE_OPTIMIZER)
 
@@ -48,20 +49,31 @@ class Network:
         """A fresh optimizer for a stage; the parameters stay."""
         self.state = self._init(self.state.params, cfg)
 
-    def step(self, loss: str, minibatch: Minibatch, targets: Targets, cfg: OptimizerConfig, *,
-             temperature: float = 1.0) -> StepOutput:
+    def step(
+        self, loss: str, minibatch: Minibatch, targets: Targets, cfg: OptimizerConfig, *, temperature: float = 1.0
+    ) -> StepOutput:
         """One optimizer step by the named loss."""
-        scalars = {"temperature": np.float32(temperature), "learning_rate": np.float32(cfg.learning_rate),
-                   "warmup_updates": np.float32(cfg.warmup_updates)}
-        self.state, output = self._steps[loss](self.state, minibatch.batch, targets, minibatch.num_microbatches,
-                                               scalars)
+        scalars = {
+            "temperature": np.float32(temperature),
+            "learning_rate": np.float32(cfg.learning_rate),
+            "warmup_updates": np.float32(cfg.warmup_updates),
+            "decay_updates": np.float32(cfg.decay_updates),
+        }
+        self.state, output = self._steps[loss](
+            self.state, minibatch.batch, targets, minibatch.num_microbatches, scalars
+        )
         return output
 
-    def score(self, score: str, minibatch: Minibatch, *, temperature: float = 1.0,
-              params: Any = None) -> dict[str, jax.Array]:
+    def score(
+        self, score: str, minibatch: Minibatch, *, temperature: float = 1.0, params: Any = None
+    ) -> dict[str, jax.Array]:
         """Per-token results [M, B, T] of the named function, for the current or the given parameters."""
-        return self._scores[score](self.params if params is None else params, minibatch.batch,
-                                   minibatch.num_microbatches, {"temperature": np.float32(temperature)})
+        return self._scores[score](
+            self.params if params is None else params,
+            minibatch.batch,
+            minibatch.num_microbatches,
+            {"temperature": np.float32(temperature)},
+        )
 
     def num_compilations(self) -> dict[str, int]:
         return {name: function._cache_size() for name, function in (self._steps | self._scores).items()}

@@ -55,12 +55,20 @@ def choose_row_tokens(longest: int, *, row_tokens: int) -> int:
     for fraction in ROW_FRACTIONS:
         if row_tokens % fraction == 0 and longest <= row_tokens // fraction:
             return row_tokens // fraction
-    raise ValueError(f"a trajectory of {longest} tokens is longer than learner.row_tokens={row_tokens}; "
-                     "raise learner.row_tokens or lower the stage's dialogue.max_context_tokens")
+    raise ValueError(
+        f"a trajectory of {longest} tokens is longer than learner.row_tokens={row_tokens}; "
+        "raise learner.row_tokens or lower the stage's dialogue.max_context_tokens"
+    )
 
 
-def pack(sequences: Sequence[TokenSequence], rewards: Sequence[float], *, row_tokens: int, rows_per_microbatch: int,
-         aggregation: Aggregation = "trajectory_mean") -> Packed:
+def pack(
+    sequences: Sequence[TokenSequence],
+    rewards: Sequence[float],
+    *,
+    row_tokens: int,
+    rows_per_microbatch: int,
+    aggregation: Aggregation = "trajectory_mean",
+) -> Packed:
     """First-fit-decreasing packing of whole sequences into rows of `row_tokens`.
 
     The loss weights make every loss a mean over these sequences: 1 / (sequences x policy tokens of the sequence),
@@ -112,13 +120,20 @@ def _empty(num_rows: int, row_tokens: int) -> Batch:
     def zeros(dtype: type) -> np.ndarray:
         return np.zeros((num_rows, row_tokens), dtype)
 
-    return Batch(token_ids=zeros(np.int32), positions=zeros(np.int32), segment_ids=zeros(np.int32),
-                 loss_mask=zeros(np.bool_), loss_weights=zeros(np.float32), rollout_logprobs=zeros(np.float32),
-                 rewards=zeros(np.float32))
+    return Batch(
+        token_ids=zeros(np.int32),
+        positions=zeros(np.int32),
+        segment_ids=zeros(np.int32),
+        loss_mask=zeros(np.bool_),
+        loss_weights=zeros(np.float32),
+        rollout_logprobs=zeros(np.float32),
+        rewards=zeros(np.float32),
+    )
 
 
-def _write(flat: Batch, row: int, span: slice, sequence: TokenSequence, *, segment: int, weight: float,
-           reward: float) -> None:
+def _write(
+    flat: Batch, row: int, span: slice, sequence: TokenSequence, *, segment: int, weight: float, reward: float
+) -> None:
     def put(array: object, value: object) -> None:
         assert isinstance(array, np.ndarray)
         array[row, span] = value

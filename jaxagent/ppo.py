@@ -19,9 +19,15 @@ class SurrogateTerms(NamedTuple):
     """Truncated pi_old / pi_rollout; 1 outside loss_mask."""
 
 
-def compute_gae(rewards: Float[Array, "B T"], values: Float[Array, "B T"], loss_mask: Bool[Array, "B T"],
-                segment_ids: Int[Array, "B T"], *, gamma: float, gae_lambda: float,
-                ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+def compute_gae(
+    rewards: Float[Array, "B T"],
+    values: Float[Array, "B T"],
+    loss_mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Advantages and returns over the policy's own tokens, each packed trajectory for itself.
 
         delta_t = r_t + gamma * V_next - V_t          A_t = delta_t + gamma * lambda * A_next
@@ -31,6 +37,7 @@ def compute_gae(rewards: Float[Array, "B T"], values: Float[Array, "B T"], loss_
     `values[:, t]` is the value of the state in which token t is chosen. Returns (A, A + V), 0 where loss_mask
     is False.
     """
+
     def backward(carry, inputs):
         next_advantage, next_value, next_segment = carry
         reward, value, is_policy, segment = inputs
@@ -47,10 +54,18 @@ def compute_gae(rewards: Float[Array, "B T"], values: Float[Array, "B T"], loss_
     return advantages_TB.T, jnp.where(loss_mask, advantages_TB.T + values, 0.0)
 
 
-def policy_loss(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"],
-                rollout_logprobs: Float[Array, "B T"], advantages: Float[Array, "B T"],
-                loss_mask: Bool[Array, "B T"], loss_weights: Float[Array, "B T"], *, clip_low: float, clip_high: float,
-                importance_cap: float | None) -> SurrogateTerms:
+def policy_loss(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    rollout_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    loss_mask: Bool[Array, "B T"],
+    loss_weights: Float[Array, "B T"],
+    *,
+    clip_low: float,
+    clip_high: float,
+    importance_cap: float | None,
+) -> SurrogateTerms:
     """Clipped surrogate with asymmetric clip and a truncated correction for the engine's own numerics and age.
 
         rho = exp(logprobs - old_logprobs)            c = min(exp(old_logprobs - rollout_logprobs), importance_cap)
@@ -68,8 +83,14 @@ def policy_loss(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"]
     return SurrogateTerms(loss=-jnp.sum(loss_weights * objective), ratio=ratio, importance=importance)
 
 
-def value_loss(values: Float[Array, "B T"], returns: Float[Array, "B T"], old_values: Float[Array, "B T"] | None,
-               loss_weights: Float[Array, "B T"], *, value_clip: float | None) -> Float[Array, ""]:
+def value_loss(
+    values: Float[Array, "B T"],
+    returns: Float[Array, "B T"],
+    old_values: Float[Array, "B T"] | None,
+    loss_weights: Float[Array, "B T"],
+    *,
+    value_clip: float | None,
+) -> Float[Array, ""]:
     """0.5 * sum loss_weights * (V - returns)^2.
 
     With value_clip the larger of this and the same for V kept within value_clip of old_values, token by token.
@@ -82,14 +103,16 @@ def value_loss(values: Float[Array, "B T"], returns: Float[Array, "B T"], old_va
     return 0.5 * jnp.sum(loss_weights * error)
 
 
-def kl_estimate(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"],
-                loss_mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+def kl_estimate(
+    logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"], loss_mask: Bool[Array, "B T"]
+) -> Float[Array, "B T"]:
     """Low-variance estimate of KL(pi || ref) from sampled tokens: q - log q - 1 with q = ref / pi. Never negative."""
     log_q = jnp.where(loss_mask, jnp.clip(ref_logprobs - logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO), 0.0)
     return jnp.exp(log_q) - log_q - 1.0
 
 
-def _masked_ratio(numerator: Float[Array, "B T"], denominator: Float[Array, "B T"],
-                  loss_mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+def _masked_ratio(
+    numerator: Float[Array, "B T"], denominator: Float[Array, "B T"], loss_mask: Bool[Array, "B T"]
+) -> Float[Array, "B T"]:
     log_ratio = jnp.where(loss_mask, numerator - denominator, 0.0)
     return jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))

@@ -56,7 +56,7 @@ class RunProgress:
         self._bars.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, markup=False)
 
     @contextmanager
     def counting(self, what: str, total: int, done: int = 0) -> Iterator[Any]:

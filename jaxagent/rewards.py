@@ -13,8 +13,7 @@ RewardKind = Literal["paper", "raw_speedup"]
 RewardSource = Literal["final", "best"]
 
 
-def training_reward(trajectory: Trajectory, *, kind: RewardKind = "paper",
-                    source: RewardSource = "final") -> float:
+def training_reward(trajectory: Trajectory, *, kind: RewardKind = "paper", source: RewardSource = "final") -> float:
     """`paper`: Eq. 1 as judged. `raw_speedup`: compile_ms / candidate_ms if correct, else -1.
 
     `final` takes the judgement of the last workspace, `best` the largest of it and the timed ones on the way.
@@ -23,9 +22,11 @@ def training_reward(trajectory: Trajectory, *, kind: RewardKind = "paper",
     score: Callable[[Judgement], float | None] = _paper if kind == "paper" else _raw_speedup
     final = score(trajectory.judgement)
     if final is None:
-        raise ValueError(f"trajectory {trajectory.trajectory_id!r}: its final judgement is "
-                         f"{trajectory.judgement.outcome} without a measured time; judge final workspaces with "
-                         "timed=True")
+        raise ValueError(
+            f"trajectory {trajectory.trajectory_id!r}: its final judgement is "
+            f"{trajectory.judgement.outcome} without a measured time; judge final workspaces with "
+            "timed=True"
+        )
     if source == "final":
         return float(final)
     earlier = [score(turn.judgement) for turn in trajectory.turns if turn.judgement is not None]

@@ -69,6 +69,8 @@ def create_run(config: RunConfig) -> RunFolder:
             f"name={config.name}: {folder.root} holds a run already; continue it with "
             f"`jaxagent train --resume {folder.root}`, or choose another name (--name NAME)"
         )
+    if folder.root.exists() and any(folder.root.iterdir()):
+        raise ConfigError(f"name={config.name}: {folder.root} exists and is no run; choose another name (--name NAME)")
     folder.root.mkdir(parents=True, exist_ok=True)
     for path in (folder.log, folder.evaluations):
         path.mkdir(exist_ok=True)

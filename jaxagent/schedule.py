@@ -107,8 +107,7 @@ async def train_on_lessons(run: Run, stage: LessonStage, first_update: int) -> N
 
 async def train_on_log(run: Run, stage: FineTuneStage | ValuePretrainStage, first_update: int) -> None:
     """Supervised training, RFT and value pre-training: epochs over logged trajectories, in a seeded order."""
-    ids = [trajectory.trajectory_id for name in stage.data for trajectory in run.store.trajectories(stage=name)
-           if kept(trajectory, stage)]  # fmt: skip
+    ids = trainable_ids(run.store, stage)
     if not ids:
         raise RuntimeError(
             f"stage {stage.name}: none of the trajectories of {stage.data} is kept "
@@ -125,6 +124,16 @@ async def train_on_log(run: Run, stage: FineTuneStage | ValuePretrainStage, firs
         for values in records:
             await run.record(stage, update, total, values | {"kept_trajectories": len(ids)})
             update += 1
+
+
+def trainable_ids(store: TrajectoryStore, stage: FineTuneStage | ValuePretrainStage) -> list[str]:
+    """The logged trajectories that the stage trains on, in the order of the log."""
+    return [
+        trajectory.trajectory_id
+        for name in stage.data
+        for trajectory in store.trajectories(stage=name)
+        if trajectory.trajectory_id not in store.dropped(name) and kept(trajectory, stage)
+    ]
 
 
 def kept(trajectory: Trajectory, stage: FineTuneStage | ValuePretrainStage) -> bool:
@@ -172,9 +181,8 @@ async def ppo_update(run: Run, stage: PPOStage, collector: Collector, update: in
         "seconds_learning": learned - collected,
         "seconds_publishing": time.monotonic() - learned,
     }
-    await run.record(
-        stage, update, stage.updates, values | published | seconds | {"rollout_retries": collector.retries}
-    )
+    trouble = {"rollout_retries": collector.retries, "engine_restarts": run.cluster.engine_restarts}
+    await run.record(stage, update, stage.updates, values | published | seconds | trouble)
 
 
 def collector_of(
@@ -187,6 +195,7 @@ def collector_of(
         stage=stage.name,
         rollout=lambda ticket: run.cluster.rollout(ticket, stage=stage.name, dialogue=stage.dialogue, policy=policy),
         version=lambda: run.cluster.learner.version,
+        sampling_version=lambda: run.cluster.published_version,
         capacity=run.cluster.rollout_capacity,
         max_retries=run.config.rollout.max_retries,
         screen=lambda trajectory: unfit(trajectory, run.config, need_logprobs=policy == "actor"),

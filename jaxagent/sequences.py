@@ -14,10 +14,15 @@ class TrajectoryError(ValueError):
     """A trajectory that cannot be trained on. `reason` is what the store records when it is dropped."""
 
     def __init__(self, trajectory_id: str, reason: str) -> None:
-        super().__init__(f"trajectory {trajectory_id!r}: {reason}; drop it with this reason in the store "
-                         "(jaxagent.sequences.screen finds such trajectories before an update)")
+        super().__init__(
+            f"trajectory {trajectory_id!r}: {reason}; drop it with this reason in the store "
+            "(jaxagent.sequences.screen finds such trajectories before an update)"
+        )
         self.trajectory_id = trajectory_id
         self.reason = reason
+
+    def __reduce__(self) -> tuple[type[TrajectoryError], tuple[str, str]]:
+        return type(self), (self.trajectory_id, self.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +50,9 @@ class TokenSequence:
         return int(self.policy_versions[self.loss_mask].min())
 
 
-def screen(trajectories: Iterable[Trajectory], *, row_tokens: int, vocab_size: int | None = None,
-           need_logprobs: bool = True) -> tuple[list[Trajectory], dict[str, str]]:
+def screen(
+    trajectories: Iterable[Trajectory], *, row_tokens: int, vocab_size: int | None = None, need_logprobs: bool = True
+) -> tuple[list[Trajectory], dict[str, str]]:
     """Splits trajectories into those that can be trained on and {trajectory_id: reason} for the others."""
     kept: list[Trajectory] = []
     dropped: dict[str, str] = {}
@@ -60,8 +66,9 @@ def screen(trajectories: Iterable[Trajectory], *, row_tokens: int, vocab_size: i
     return kept, dropped
 
 
-def to_sequence(trajectory: Trajectory, *, row_tokens: int, vocab_size: int | None = None,
-                need_logprobs: bool = True) -> TokenSequence:
+def to_sequence(
+    trajectory: Trajectory, *, row_tokens: int, vocab_size: int | None = None, need_logprobs: bool = True
+) -> TokenSequence:
     """The trajectory as one stream, checked.
 
     Dialogues only append: prompt k+1 starts with prompt k + output k, so output k lies in the last stream at
@@ -86,9 +93,13 @@ def to_sequence(trajectory: Trajectory, *, row_tokens: int, vocab_size: int | No
         rollout_logprobs[start:end] = turn.logprobs
         policy_versions[start:end] = turn.policy_versions
     sequence = TokenSequence(
-        trajectory_id=name, token_ids=token_ids, loss_mask=loss_mask, rollout_logprobs=rollout_logprobs,
+        trajectory_id=name,
+        token_ids=token_ids,
+        loss_mask=loss_mask,
+        rollout_logprobs=rollout_logprobs,
         policy_versions=policy_versions,
-        truncated=trajectory.stop_reason is StopReason.MAX_TOKENS or last.truncated)
+        truncated=trajectory.stop_reason is StopReason.MAX_TOKENS or last.truncated,
+    )
     _check_values(sequence, vocab_size=vocab_size, need_logprobs=need_logprobs)
     return sequence
 
@@ -97,13 +108,19 @@ def _locate(name: str, index: int, turn: Turn, token_ids: np.ndarray, *, previou
     """Where the turn's output starts in the last stream; raises where the dialogue did more than append."""
     start, num_output = len(turn.prompt_token_ids), len(turn.token_ids)
     if not len(turn.logprobs) == len(turn.policy_versions) == num_output:
-        raise TrajectoryError(name, f"turn {index} has {num_output} tokens, {len(turn.logprobs)} logprobs and "
-                                    f"{len(turn.policy_versions)} policy versions")
+        raise TrajectoryError(
+            name,
+            f"turn {index} has {num_output} tokens, {len(turn.logprobs)} logprobs and "
+            f"{len(turn.policy_versions)} policy versions",
+        )
     same_prompt = np.array_equal(token_ids[:start], turn.prompt_token_ids)
-    same_output = np.array_equal(token_ids[start:start + num_output], turn.token_ids)
+    same_output = np.array_equal(token_ids[start : start + num_output], turn.token_ids)
     if start < previous_end or not same_prompt or not same_output:
-        raise TrajectoryError(name, f"the prompt after turn {index} doesn't start with the prompt and output of "
-                                    "that turn, so its tokens can't be located")
+        raise TrajectoryError(
+            name,
+            f"the prompt after turn {index} doesn't start with the prompt and output of "
+            "that turn, so its tokens can't be located",
+        )
     return start
 
 

@@ -36,17 +36,23 @@ def make_mesh(cfg: MeshConfig, *, rows_per_microbatch: int, devices: Sequence[An
     needed = int(np.prod(sizes))
     devices = jax.devices() if devices is None else devices
     if cfg.context > 1:
-        raise ValueError(f"learner.mesh.context={cfg.context}: rows can't be split along their length yet; set it to "
-                         "1 and use fsdp or tensor, and a smaller learner.rows_per_microbatch for long rows")
+        raise ValueError(
+            f"learner.mesh.context={cfg.context}: rows can't be split along their length yet; set it to "
+            "1 and use fsdp or tensor, and a smaller learner.rows_per_microbatch for long rows"
+        )
     if needed > len(devices):
         given = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True) if size > 1)
-        raise ValueError(f"learner.mesh ({given}) needs {needed} devices and JAX sees {len(devices)}; lower an axis, "
-                         "or for a trial on one CPU set XLA_FLAGS=--xla_force_host_platform_device_count="
-                         f"{needed}")
+        raise ValueError(
+            f"learner.mesh ({given}) needs {needed} devices and JAX sees {len(devices)}; lower an axis, "
+            "or for a trial on one CPU set XLA_FLAGS=--xla_force_host_platform_device_count="
+            f"{needed}"
+        )
     split = cfg.data * cfg.fsdp
     if rows_per_microbatch % split:
-        raise ValueError(f"learner.rows_per_microbatch={rows_per_microbatch} must be a multiple of mesh.data x "
-                         f"mesh.fsdp = {split}: these axes share a microbatch's rows; set it to {split} or more")
+        raise ValueError(
+            f"learner.rows_per_microbatch={rows_per_microbatch} must be a multiple of mesh.data x "
+            f"mesh.fsdp = {split}: these axes share a microbatch's rows; set it to {split} or more"
+        )
     return Mesh(np.asarray(devices[:needed]).reshape(sizes), AXES)
 
 
@@ -56,6 +62,7 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
     An axis whose length the mesh axis doesn't divide stays whole, and so does a second axis that would use the same
     mesh axis. Variables without names: fsdp splits the longest axis that it divides.
     """
+
     def of(variable: Any) -> Any:
         value, names = variable.get_value(), axis_names(variable)
         spec = _named_spec(names, value.shape, mesh) if names else _longest_axis_spec(value.shape, mesh)
@@ -76,8 +83,9 @@ def state_shardings(state: TrainState, params_sharding: Any, mesh: Mesh) -> Trai
     def is_moments(node: Any) -> bool:
         return jax.tree.structure(node) == structure
 
-    opt_state = jax.tree.map(lambda node: params_sharding if is_moments(node) else whole, state.opt_state,
-                             is_leaf=is_moments)
+    opt_state = jax.tree.map(
+        lambda node: params_sharding if is_moments(node) else whole, state.opt_state, is_leaf=is_moments
+    )
     return TrainState(params=params_sharding, opt_state=opt_state, num_steps=whole, num_skipped=whole)
 
 

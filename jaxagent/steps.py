@@ -36,12 +36,21 @@ class Steps:
         self.config, self._dump_dir = config, dump_dir
         self.mesh = make_mesh(config.mesh, rows_per_microbatch=config.rows_per_microbatch)
         chunk_tokens = config.logits_chunk_tokens
-        self.actor = Network(actor, self.mesh, losses={
-            "ppo": make_ppo_loss(config.ppo, chunk_tokens=chunk_tokens),
-            "finetune": make_finetune_loss(chunk_tokens=chunk_tokens),
-        }, scores={"logprobs": make_actor_score(chunk_tokens=chunk_tokens)})
-        self.critic = Network(critic, self.mesh, losses={"value": make_critic_loss(config.ppo)},
-                              scores={"targets": make_value_target_score(config.ppo)})
+        self.actor = Network(
+            actor,
+            self.mesh,
+            losses={
+                "ppo": make_ppo_loss(config.ppo, chunk_tokens=chunk_tokens),
+                "finetune": make_finetune_loss(chunk_tokens=chunk_tokens),
+            },
+            scores={"logprobs": make_actor_score(chunk_tokens=chunk_tokens)},
+        )
+        self.critic = Network(
+            critic,
+            self.mesh,
+            losses={"value": make_critic_loss(config.ppo)},
+            scores={"targets": make_value_target_score(config.ppo)},
+        )
         self._reference: Any = None
         self._skipped_in_a_row = 0
 
@@ -76,8 +85,12 @@ class Steps:
         """Loss, gradient norm before the clip, learning rate, and steps skipped since the stage began."""
         skipped = getattr(self, network).state.num_skipped
         loss, grad_norm, rate, skipped = to_host((output.loss, output.grad_norm, output.learning_rate, skipped))
-        return {f"{network}_loss": float(loss), f"{network}_grad_norm": float(grad_norm),
-                f"{network}_learning_rate": float(rate), f"{network}_skipped_steps": float(skipped)}
+        return {
+            f"{network}_loss": float(loss),
+            f"{network}_grad_norm": float(grad_norm),
+            f"{network}_learning_rate": float(rate),
+            f"{network}_skipped_steps": float(skipped),
+        }
 
     def arrays(self, *, with_reference: bool | None = None) -> dict[str, Any]:
         """What a checkpoint holds. `with_reference` shapes the tree for reading one."""
@@ -108,15 +121,20 @@ class Steps:
             f"{self._skipped_in_a_row} steps in a row had a loss or gradient that isn't finite (the last: {network}, "
             f"learner.max_nonfinite_steps={self.config.max_nonfinite_steps}). The parameters are those before these "
             f"steps; the last batch is in {path}. Look there for extreme rollout_logprobs or rewards, lower the "
-            "stage's learning rate, or resume from the last checkpoint")
+            "stage's learning rate, or resume from the last checkpoint"
+        )
 
     def _dump(self, network: str, minibatch: Minibatch, output: StepOutput) -> Path:
         self._dump_dir.mkdir(parents=True, exist_ok=True)
         path = self._dump_dir / f"nonfinite_{network}.npz"
         arrays = minibatch.packed.batch._asdict() | to_host(output.per_token)
         ids = [sequence.trajectory_id for sequence in minibatch.sequences]
-        about = {"loss": str(to_host(output.loss)), "grad_norm": str(to_host(output.grad_norm)), "trajectory_ids": ids,
-                 "places": minibatch.packed.places}
+        about = {
+            "loss": str(to_host(output.loss)),
+            "grad_norm": str(to_host(output.grad_norm)),
+            "trajectory_ids": ids,
+            "places": minibatch.packed.places,
+        }
         np.savez(path, about=np.array(json.dumps(about)), **arrays)
         return path
 

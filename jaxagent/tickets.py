@@ -156,7 +156,8 @@ class TicketWindow:
         if len(self.ready) < self.batch_size:
             return None
         batch = sorted(self.ready, key=self.ready.__getitem__)[: self.batch_size]
-        left = [oldest for number, oldest in (self.ready | self.in_flight).items() if number not in batch]
+        chosen = set(batch)
+        left = [oldest for number, oldest in (self.ready | self.in_flight).items() if number not in chosen]
         for updates_ahead in range(self.max_staleness + 1):
             due = sum(oldest + self.max_staleness <= version + updates_ahead for oldest in left)
             if due > updates_ahead * self.batch_size:

@@ -32,9 +32,19 @@ async def train(config: RunConfig) -> Path:
             copy_start(config, folder)
         return await _run(folder, config)
     except BaseException:
-        if not folder.metrics.exists() or folder.metrics.stat().st_size == 0:
+        if not has_begun(folder):
             shutil.rmtree(folder.root, ignore_errors=True)
         raise
+
+
+def has_begun(folder: RunFolder) -> bool:
+    """Whether a run's folder holds anything that took work to make: an update, a trajectory, a checkpoint."""
+    if any(read_metrics(folder.metrics)) or (folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir())):
+        return True
+    if not folder.store.is_dir():
+        return False
+    with TrajectoryStore(folder.store, writable=False) as store:
+        return len(store) > 0
 
 
 async def resume(root: Path) -> Path:

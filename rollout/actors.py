@@ -1,6 +1,6 @@
 """Ray actors of the rollout flow: process boundaries around VllmEngine and RolloutWorker, and nothing more.
 
-    driver ──run(task, …)──► RolloutActor x N ──generate(token ids)──► EngineActor x M ◄──publish(weights)── driver
+driver ──run(task, …)──► RolloutActor x N ──generate(token ids)──► EngineActor x M ◄──publish(weights)── driver
 """
 
 from __future__ import annotations

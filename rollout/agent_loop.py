@@ -1,7 +1,7 @@
 """The agent loop: generate, parse, act, observe, until the dialogue ends itself or meets a limit.
 
-    Dialogue --reply--> Parser --calls--> ToolBox --observations--> Dialogue
-                           no call: finished
+Dialogue --reply--> Parser --calls--> ToolBox --observations--> Dialogue
+                       no call: finished
 """
 
 from __future__ import annotations

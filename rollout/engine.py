@@ -95,16 +95,20 @@ class VllmEngine:
         except BaseException as error:  # cancellation too: a half-started engine must not stay behind
             abandoned.set()
             self._processes = engine_processes(before)
-            self._fail(f"it was not ready after engine.start_timeout_s={self._config.start_timeout_s}"
-                       if isinstance(error, TimeoutError) else f"it did not start: {error}")
+            self._fail(
+                f"it was not ready after engine.start_timeout_s={self._config.start_timeout_s}"
+                if isinstance(error, TimeoutError)
+                else f"it did not start: {error}"
+            )
             if not isinstance(error, Exception):
                 raise
             raise self._error() from error
         self._version = version
         return time.monotonic() - began
 
-    async def generate(self, prompt_token_ids: Sequence[int] | np.ndarray, params: SamplingParams,
-                       session_id: str = "") -> Completion:
+    async def generate(
+        self, prompt_token_ids: Sequence[int] | np.ndarray, params: SamplingParams, session_id: str = ""
+    ) -> Completion:
         """Samples until a stop token, `max_tokens` or the end of the context; cancelling it frees the engine.
 
         prompt_token_ids: [P], 0 < P < max_model_len. The stop token, if one was sampled, is the last of `token_ids`.
@@ -186,8 +190,10 @@ class VllmEngine:
                 async with asyncio.timeout(self._config.publish_timeout_s):
                     times = await self._exchange(package)
             except TimeoutError as error:
-                self._fail(f"publishing version {package.version} took longer than "
-                           f"engine.publish_timeout_s={self._config.publish_timeout_s}")
+                self._fail(
+                    f"publishing version {package.version} took longer than "
+                    f"engine.publish_timeout_s={self._config.publish_timeout_s}"
+                )
                 raise self._error() from error
             self._version = package.version
             return {"version": package.version, "sha256": package.sha256, "num_bytes": package.num_bytes} | times
@@ -233,11 +239,15 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
 
         if not 0 < len(prompt) < self._config.max_model_len:
-            raise ValueError(f"the prompt has {len(prompt)} tokens; with engine.max_model_len="
-                             f"{self._config.max_model_len} it may have 1 to {self._config.max_model_len - 1}")
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens; with engine.max_model_len="
+                f"{self._config.max_model_len} it may have 1 to {self._config.max_model_len - 1}"
+            )
         if min(prompt) < 0 or max(prompt) >= self._vocab_size:
-            raise ValueError(f"the prompt's token ids run from {min(prompt)} to {max(prompt)}; the model knows 0 to "
-                             f"{self._vocab_size - 1}. Is the tokenizer that of {self._model_dir}?")
+            raise ValueError(
+                f"the prompt's token ids run from {min(prompt)} to {max(prompt)}; the model knows 0 to "
+                f"{self._vocab_size - 1}. Is the tokenizer that of {self._model_dir}?"
+            )
         if params.max_tokens < 1:
             raise ValueError(f"max_tokens={params.max_tokens}: at least one token has to be sampled")
         if params.temperature < 0 or 0 < params.temperature < MIN_TEMPERATURE:
@@ -306,10 +316,13 @@ def _completion(output: Any, request_id: str) -> Completion:
     for span in sample.weight_versions or []:
         versions[span.start : span.end] = int(span.version)
     if logprobs.shape != token_ids.shape or (versions < 0).any():
-        raise EngineError(f"{request_id}: {len(token_ids)} tokens came with {len(logprobs)} logprobs and versions "
-                          f"{sample.weight_versions}; each token needs one of both")
-    return Completion(token_ids=token_ids, logprobs=logprobs, policy_versions=versions,
-                      finish_reason=sample.finish_reason)
+        raise EngineError(
+            f"{request_id}: {len(token_ids)} tokens came with {len(logprobs)} logprobs and versions "
+            f"{sample.weight_versions}; each token needs one of both"
+        )
+    return Completion(
+        token_ids=token_ids, logprobs=logprobs, policy_versions=versions, finish_reason=sample.finish_reason
+    )
 
 
 def _tokens_input(prompt: list[int]) -> Any:

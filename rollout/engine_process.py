@@ -20,11 +20,15 @@ def check_plugin() -> None:
     found = any(entry.name == "jaxagent" for entry in entry_points(group="vllm.general_plugins"))
     allowed = os.environ.get("VLLM_PLUGINS")
     if not found:
-        raise ValueError("vLLM does not find this project, so no weights could be published: install it into vLLM's "
-                         "environment with `pip install -e .` (or `make setup`)")
+        raise ValueError(
+            "vLLM does not find this project, so no weights could be published: install it into vLLM's "
+            "environment with `pip install -e .` (or `make setup`)"
+        )
     if allowed is not None and "jaxagent" not in allowed.split(","):
-        raise ValueError(f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading jaxagent, so no weights could be "
-                         f"published: add jaxagent to the list, or unset it")
+        raise ValueError(
+            f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading jaxagent, so no weights could be "
+            f"published: add jaxagent to the list, or unset it"
+        )
 
 
 def engine_arguments(model_dir: Path, config: EngineConfig, *, is_cpu: bool) -> dict[str, Any]:

@@ -118,8 +118,11 @@ class RecordLog:
     def verify(self) -> int:
         """Checks every byte of the log; returns the number of records. Raises CorruptStoreError."""
         segments = self._segments()
-        return sum(1 for segment in segments
-                   for _ in self._records(segment, 0, is_last=segment == segments[-1], check_payloads=True))
+        return sum(
+            1
+            for segment in segments
+            for _ in self._records(segment, 0, is_last=segment == segments[-1], check_payloads=True)
+        )
 
     def close(self) -> None:
         """Safe to call twice."""
@@ -151,8 +154,12 @@ class RecordLog:
                 entry = _parse(view, segment, offset, check_payload=check_payloads)
                 if entry is None:
                     if not is_last or _record_follows(view, segment, offset):
-                        raise self._corrupt(segment, offset, "the record does not match its checksum, and is not the "
-                                                             "last one, so it was not just cut short")
+                        raise self._corrupt(
+                            segment,
+                            offset,
+                            "the record does not match its checksum, and is not the "
+                            "last one, so it was not just cut short",
+                        )
                     return
                 yield entry
                 offset = entry.end
@@ -195,13 +202,19 @@ class RecordLog:
 
     def _explain(self, error: OSError, num_bytes: int) -> StoreError:
         if error.errno in _FULL:
-            return StoreError(error.errno, f"{self._path(self._segment)}: no room for a record of {num_bytes:,} bytes "
-                                           f"({error.strerror}); nothing of it was kept. Free some space, then resume")
+            return StoreError(
+                error.errno,
+                f"{self._path(self._segment)}: no room for a record of {num_bytes:,} bytes "
+                f"({error.strerror}); nothing of it was kept. Free some space, then resume",
+            )
         return StoreError(error.errno, f"{self._path(self._segment)}: {error.strerror}; the record was not kept")
 
     def _corrupt(self, segment: int, offset: int, what: str) -> CorruptStoreError:
-        return CorruptStoreError(errno.EIO, f"{self._path(segment)} is damaged at byte {offset}: {what}. Restore the "
-                                            f"file from a copy; the segments before it are still readable")
+        return CorruptStoreError(
+            errno.EIO,
+            f"{self._path(segment)} is damaged at byte {offset}: {what}. Restore the "
+            f"file from a copy; the segments before it are still readable",
+        )
 
     def _path(self, segment: int) -> Path:
         return self.folder / f"log-{segment:06d}.bin"
@@ -210,8 +223,10 @@ class RecordLog:
         found = sorted(int(path.stem[len("log-") :]) for path in self.folder.glob("log-*.bin"))
         for expected, segment in enumerate(found):
             if segment != expected:
-                raise CorruptStoreError(errno.ENOENT, f"{self._path(expected)} is missing, and later segments are "
-                                                      f"there: restore it from a copy")
+                raise CorruptStoreError(
+                    errno.ENOENT,
+                    f"{self._path(expected)} is missing, and later segments are there: restore it from a copy",
+                )
         return found
 
 
@@ -260,8 +275,10 @@ def _lock(path: Path) -> int:
     except BlockingIOError as error:
         owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
-        raise StoreError(errno.EBUSY, f"{path.parent} is being written by process {owner}: end that run first, or "
-                                      f"use another run name") from error
+        raise StoreError(
+            errno.EBUSY,
+            f"{path.parent} is being written by process {owner}: end that run first, or use another run name",
+        ) from error
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd

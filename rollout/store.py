@@ -86,8 +86,9 @@ class TrajectoryStore:
 
         Raises ValueError if (stage, update) has one, or ids are unknown or repeated; StoreError as `append`.
         """
-        manifest = Manifest(stage=stage, update=update, trajectory_ids=list(trajectory_ids),
-                            policy_version=policy_version)
+        manifest = Manifest(
+            stage=stage, update=update, trajectory_ids=list(trajectory_ids), policy_version=policy_version
+        )
         with self._lock:
             if (stage, update) in self._manifests:
                 raise ValueError(f"update {update} of stage {stage!r} has its manifest already: replay that one")
@@ -174,15 +175,18 @@ class TrajectoryStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.close()
 
     def _check_known(self, trajectory_ids: list[str]) -> None:
         unknown = [name for name in trajectory_ids if name not in self._trajectories]
         if unknown:
-            raise ValueError(f"{unknown[:3]} ({len(unknown)} in all) are not in the store {self._log.folder}: "
-                             f"append a trajectory before it is named")
+            raise ValueError(
+                f"{unknown[:3]} ({len(unknown)} in all) are not in the store {self._log.folder}: "
+                f"append a trajectory before it is named"
+            )
 
     def _index(self, entry: Entry) -> None:
         if entry.kind == _TRAJECTORY:
@@ -196,5 +200,8 @@ class TrajectoryStore:
             record = json.loads(self._log.read(entry))
             self._drops[record["trajectory_id"]] = record["reason"]
         else:
-            raise StoreError(errno.EPROTO, f"{self._log.folder} holds a record of kind {entry.kind}, which this "
-                                           f"program does not know: use the version that wrote the run, or a newer one")
+            raise StoreError(
+                errno.EPROTO,
+                f"{self._log.folder} holds a record of kind {entry.kind}, which this "
+                f"program does not know: use the version that wrote the run, or a newer one",
+            )

@@ -50,14 +50,19 @@ def decode_trajectory(payload: bytes) -> Trajectory:
     (length,) = _LENGTH.unpack_from(data)
     record = json.loads(data[_LENGTH.size : _LENGTH.size + length])
     if record["schema_version"] > SCHEMA_VERSION:
-        raise ValueError(f"trajectory {record['trajectory_id']!r} has schema_version {record['schema_version']}, this "
-                         f"program reads up to {SCHEMA_VERSION}: use the version that wrote the run, or a newer one")
+        raise ValueError(
+            f"trajectory {record['trajectory_id']!r} has schema_version {record['schema_version']}, this "
+            f"program reads up to {SCHEMA_VERSION}: use the version that wrote the run, or a newer one"
+        )
     turns = _decode_turns(record["turns"], _ArrayReader(data, _LENGTH.size + length))
-    return Trajectory(**record | {
-        "turns": turns,
-        "judgement": Judgement.from_json(record["judgement"]),
-        "stop_reason": StopReason(record["stop_reason"]),
-    })
+    return Trajectory(
+        **record
+        | {
+            "turns": turns,
+            "judgement": Judgement.from_json(record["judgement"]),
+            "stop_reason": StopReason(record["stop_reason"]),
+        }
+    )
 
 
 def _encode_turns(turns: list[Turn], arrays: list[np.ndarray]) -> list[dict[str, Any]]:
@@ -71,21 +76,28 @@ def _encode_turns(turns: list[Turn], arrays: list[np.ndarray]) -> list[dict[str,
     context: np.ndarray | None = None
     for turn in turns:
         prompt = turn.prompt_token_ids
-        extends = (context is not None and prompt.ndim == 1 and prompt.dtype == context.dtype
-                   and len(prompt) >= len(context) and np.array_equal(prompt[: len(context)], context))
-        encoded.append({
-            "extends": extends,
-            "prompt": put(prompt[len(context) :] if extends and context is not None else prompt),
-            "token_ids": put(turn.token_ids),
-            "logprobs": put(turn.logprobs),
-            "policy_versions": put(turn.policy_versions),
-            "routing": None if turn.routing is None else put(turn.routing),
-            "text": turn.text,
-            "tool_calls": [dataclasses.asdict(call) for call in turn.tool_calls],
-            "observations": turn.observations,
-            "judgement": None if turn.judgement is None else turn.judgement.to_json(),
-            "truncated": turn.truncated,
-        })
+        extends = (
+            context is not None
+            and prompt.ndim == 1
+            and prompt.dtype == context.dtype
+            and len(prompt) >= len(context)
+            and np.array_equal(prompt[: len(context)], context)
+        )
+        encoded.append(
+            {
+                "extends": extends,
+                "prompt": put(prompt[len(context) :] if extends and context is not None else prompt),
+                "token_ids": put(turn.token_ids),
+                "logprobs": put(turn.logprobs),
+                "policy_versions": put(turn.policy_versions),
+                "routing": None if turn.routing is None else put(turn.routing),
+                "text": turn.text,
+                "tool_calls": [dataclasses.asdict(call) for call in turn.tool_calls],
+                "observations": turn.observations,
+                "judgement": None if turn.judgement is None else turn.judgement.to_json(),
+                "truncated": turn.truncated,
+            }
+        )
         context = _context(turn)
     return encoded
 
@@ -96,18 +108,20 @@ def _decode_turns(records: list[dict[str, Any]], arrays: _ArrayReader) -> list[T
         prompt = arrays.take(record["prompt"])
         context = _context(turns[-1]) if record["extends"] else None
         judgement = record["judgement"]
-        turns.append(Turn(
-            prompt_token_ids=prompt if context is None else np.concatenate((context, prompt)),
-            token_ids=arrays.take(record["token_ids"]),
-            logprobs=arrays.take(record["logprobs"]),
-            policy_versions=arrays.take(record["policy_versions"]),
-            routing=None if record["routing"] is None else arrays.take(record["routing"]),
-            text=record["text"],
-            tool_calls=[ToolCall(**call) for call in record["tool_calls"]],
-            observations=record["observations"],
-            judgement=None if judgement is None else Judgement.from_json(judgement),
-            truncated=record["truncated"],
-        ))
+        turns.append(
+            Turn(
+                prompt_token_ids=prompt if context is None else np.concatenate((context, prompt)),
+                token_ids=arrays.take(record["token_ids"]),
+                logprobs=arrays.take(record["logprobs"]),
+                policy_versions=arrays.take(record["policy_versions"]),
+                routing=None if record["routing"] is None else arrays.take(record["routing"]),
+                text=record["text"],
+                tool_calls=[ToolCall(**call) for call in record["tool_calls"]],
+                observations=record["observations"],
+                judgement=None if judgement is None else Judgement.from_json(judgement),
+                truncated=record["truncated"],
+            )
+        )
     return turns
 
 

@@ -84,8 +84,12 @@ class BaselineStore:
         return baseline
 
     def _write(self, key: str, task: Task, baseline: Baseline) -> None:
-        record = {"task_id": task.task_id, "machine": machine_fingerprint(), "threads": self._threads,
-                  "protocol_version": PROTOCOL_VERSION} | asdict(baseline)
+        record = {
+            "task_id": task.task_id,
+            "machine": machine_fingerprint(),
+            "threads": self._threads,
+            "protocol_version": PROTOCOL_VERSION,
+        } | asdict(baseline)
         with tempfile.NamedTemporaryFile("w", dir=self._folder, suffix=".part", delete=False) as part:
             json.dump(record, part, indent=1)
             part.flush()

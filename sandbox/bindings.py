@@ -19,9 +19,18 @@ from typing import Any
 from sandbox.toolchains.prototypes import Parameter, Prototype, read_interface
 
 _CTYPES: dict[str, Any] = {
-    "int8": ctypes.c_int8, "int16": ctypes.c_int16, "int32": ctypes.c_int32, "int64": ctypes.c_int64,
-    "uint8": ctypes.c_uint8, "uint16": ctypes.c_uint16, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64,
-    "float32": ctypes.c_float, "float64": ctypes.c_double, "bool": ctypes.c_bool, "void": None,
+    "int8": ctypes.c_int8,
+    "int16": ctypes.c_int16,
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+    "uint8": ctypes.c_uint8,
+    "uint16": ctypes.c_uint16,
+    "uint32": ctypes.c_uint32,
+    "uint64": ctypes.c_uint64,
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+    "bool": ctypes.c_bool,
+    "void": None,
 }
 _BITS_OF = {"uint16": ("uint16", "float16", "bfloat16"), "int8": ("int8",), "uint8": ("uint8", "bool")}
 """Tensors of 16-bit floats may be taken as their bits, bools as bytes."""
@@ -45,7 +54,7 @@ def load_module(name: str, library: str | Path, interface: str) -> types.ModuleT
 
 def _bound_module(name: str, library: str | Path, interface: str) -> types.ModuleType:
     _, prototypes = read_interface(interface)
-    module = types.ModuleType(name, "Kernels of this workdir, bound from their extern \"C\" prototypes.")
+    module = types.ModuleType(name, 'Kernels of this workdir, bound from their extern "C" prototypes.')
     try:
         handle = ctypes.CDLL(str(library))
     except OSError as error:
@@ -58,8 +67,9 @@ def _bound_module(name: str, library: str | Path, interface: str) -> types.Modul
 def _bind(function: Any, prototype: Prototype, module: str) -> Callable[..., Any]:
     """A function with the kernel's own parameter names, so that a wrong call reads like any other TypeError."""
     function.restype = _CTYPES[prototype.result]
-    function.argtypes = [ctypes.c_void_p if parameter.pointer else _CTYPES[parameter.dtype]
-                         for parameter in prototype.parameters]
+    function.argtypes = [
+        ctypes.c_void_p if parameter.pointer else _CTYPES[parameter.dtype] for parameter in prototype.parameters
+    ]
     namespace: dict[str, Any] = {"_function": function}
     names, arguments = [], []
     for index, parameter in enumerate(prototype.parameters):
@@ -96,8 +106,10 @@ def _pointer_converter(parameter: Parameter, where: str) -> Callable[[Any], int 
         if value.device.type != "cpu":
             raise TypeError(f"{where} takes a CPU tensor, got one on {value.device}")
         if not value.is_contiguous():
-            raise TypeError(f"{where} takes a contiguous tensor, got strides {tuple(value.stride())} for shape "
-                            f"{tuple(value.shape)}; call .contiguous() first")
+            raise TypeError(
+                f"{where} takes a contiguous tensor, got strides {tuple(value.stride())} for shape "
+                f"{tuple(value.shape)}; call .contiguous() first"
+            )
         return value.data_ptr()
 
     return convert
@@ -131,6 +143,7 @@ def _real_converter(where: str) -> Callable[[Any], float]:
 
 
 def _signature(prototype: Prototype) -> str:
-    parameters = ", ".join(f"{parameter.dtype}{'*' if parameter.pointer else ''} {parameter.name}"
-                           for parameter in prototype.parameters)
+    parameters = ", ".join(
+        f"{parameter.dtype}{'*' if parameter.pointer else ''} {parameter.name}" for parameter in prototype.parameters
+    )
     return f"{prototype.result} {prototype.name}({parameters})"

@@ -1,8 +1,8 @@
 """A content-addressed store on disk that many processes share and that survives kill -9 at any point.
 
-    locks/XX          flock, released by the kernel with its owner; 256 files, never deleted
-    objects/XX/KEY    one entry a file: a JSON line, then the payload; appears by rename, whole or not at all
-    build/            private folders of builds in progress; left-overs are swept after an hour
+locks/XX          flock, released by the kernel with its owner; 256 files, never deleted
+objects/XX/KEY    one entry a file: a JSON line, then the payload; appears by rename, whole or not at all
+build/            private folders of builds in progress; left-overs are swept after an hour
 """
 
 from __future__ import annotations

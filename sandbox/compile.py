@@ -49,8 +49,9 @@ class CompileService:
         try:
             self._cache = ContentCache(config.cache_dir, max_bytes=config.cache_max_mb * 1024 * 1024)
         except OSError as error:
-            raise SandboxUnavailableError(f"compile.cache_dir={config.cache_dir} cannot be used: {error}; "
-                                          "set it to a folder this user may write") from error
+            raise SandboxUnavailableError(
+                f"compile.cache_dir={config.cache_dir} cannot be used: {error}; set it to a folder this user may write"
+            ) from error
         self._slots = threading.BoundedSemaphore(config.num_workers)
         self._toolchains: dict[str, Toolchain] = {}
         self._guard = threading.Lock()
@@ -97,8 +98,10 @@ class CompileService:
         with self._guard:
             if skill.name not in self._toolchains:
                 self._toolchains[skill.name] = (
-                    CppAgentToolchain(skill.template, self._cache) if skill.name == "cpp_agent"
-                    else CppToolchain(skill.extension_module))
+                    CppAgentToolchain(skill.template, self._cache)
+                    if skill.name == "cpp_agent"
+                    else CppToolchain(skill.extension_module)
+                )
             return self._toolchains[skill.name]
 
 
@@ -113,13 +116,20 @@ def _key(fingerprint: str, sources: dict[str, str]) -> str:
 def _result(record: dict[str, Any], payload: bytes, *, seconds: float, cached: bool) -> CompileResult:
     if not payload:
         return CompileResult(artifact=None, message=record["message"], seconds=seconds, cached=cached)
-    artifact = Artifact(sha256=hashlib.sha256(payload).hexdigest(), arch=record["arch"], shared_object=payload,
-                        log=record["log"], interface=record["interface"])
+    artifact = Artifact(
+        sha256=hashlib.sha256(payload).hexdigest(),
+        arch=record["arch"],
+        shared_object=payload,
+        log=record["log"],
+        interface=record["interface"],
+    )
     return CompileResult(artifact=artifact, message="", seconds=seconds, cached=cached)
 
 
 def _disk_trouble(error: OSError, config: CompileConfig) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (f"no space left below compile.cache_dir={config.cache_dir}; free some, or point it at a larger disk "
-                f"(it may grow to compile.cache_max_mb={config.cache_max_mb} and 600 MB for precompiled headers)")
+        return (
+            f"no space left below compile.cache_dir={config.cache_dir}; free some, or point it at a larger disk "
+            f"(it may grow to compile.cache_max_mb={config.cache_max_mb} and 600 MB for precompiled headers)"
+        )
     return f"compile.cache_dir={config.cache_dir} failed: {error}"

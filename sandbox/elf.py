@@ -70,8 +70,11 @@ def _version_indices(image: bytes, section: tuple[int, int, int, int, int, int] 
     return struct.unpack_from(f"<{section[4] // 2}H", image, section[3])
 
 
-def _version_libraries(image: bytes, section: tuple[int, int, int, int, int, int] | None,
-                       sections: list[tuple[int, int, int, int, int, int]]) -> dict[int, str]:
+def _version_libraries(
+    image: bytes,
+    section: tuple[int, int, int, int, int, int] | None,
+    sections: list[tuple[int, int, int, int, int, int]],
+) -> dict[int, str]:
     """Version index to library name, from the chain of Verneed and Vernaux records."""
     if section is None:
         return {}
@@ -90,8 +93,11 @@ def _version_libraries(image: bytes, section: tuple[int, int, int, int, int, int
         at += following
 
 
-def _needed(image: bytes, by_type: dict[int, tuple[int, int, int, int, int, int]],
-            sections: list[tuple[int, int, int, int, int, int]]) -> list[str]:
+def _needed(
+    image: bytes,
+    by_type: dict[int, tuple[int, int, int, int, int, int]],
+    sections: list[tuple[int, int, int, int, int, int]],
+) -> list[str]:
     section = by_type.get(_SHT_DYNAMIC)
     if section is None:
         return []
@@ -101,8 +107,8 @@ def _needed(image: bytes, by_type: dict[int, tuple[int, int, int, int, int, int]
 
 
 def _bytes(image: bytes, section: tuple[int, int, int, int, int, int]) -> bytes:
-    return image[section[3]:section[3] + section[4]]
+    return image[section[3] : section[3] + section[4]]
 
 
 def _string(strings: bytes, offset: int) -> str:
-    return strings[offset:strings.index(b"\0", offset)].decode("ascii")
+    return strings[offset : strings.index(b"\0", offset)].decode("ascii")

@@ -17,28 +17,146 @@ from sandbox.types import Candidate
 
 __all__ = ["ALLOWED_ATEN", "ALLOWED_IMPORTS", "check_kernels", "check_source", "check_symbols"]
 
-ALLOWED_IMPORTS = frozenset({"torch", "torch.nn", "math", "typing", "dataclasses", "functools", "itertools",
-                             "collections", "collections.abc", "enum", "__future__"})
-_REFUSED_NAMES = frozenset({"exec", "eval", "compile", "open", "__import__", "globals", "locals", "vars", "breakpoint",
-                            "memoryview", "__builtins__", "__loader__", "__spec__", "exit", "quit"})
-_REFUSED_TORCH = frozenset({
-    "compile", "jit", "ops", "classes", "library", "utils", "hub", "load", "save", "overrides", "multiprocessing",
-    "distributed", "testing", "fx", "export", "func", "profiler", "package", "serialization", "from_file", "monitor",
-    "set_num_threads", "set_num_interop_threads", "use_deterministic_algorithms", "set_default_device", "backends",
-    "get_rng_state", "set_rng_state", "random", "manual_seed", "seed", "initial_seed", "default_generator",
-})
+ALLOWED_IMPORTS = frozenset(
+    {
+        "torch",
+        "torch.nn",
+        "math",
+        "typing",
+        "dataclasses",
+        "functools",
+        "itertools",
+        "collections",
+        "collections.abc",
+        "enum",
+        "__future__",
+    }
+)
+_REFUSED_NAMES = frozenset(
+    {
+        "exec",
+        "eval",
+        "compile",
+        "open",
+        "__import__",
+        "globals",
+        "locals",
+        "vars",
+        "breakpoint",
+        "memoryview",
+        "__builtins__",
+        "__loader__",
+        "__spec__",
+        "exit",
+        "quit",
+    }
+)
+_REFUSED_TORCH = frozenset(
+    {
+        "compile",
+        "jit",
+        "ops",
+        "classes",
+        "library",
+        "utils",
+        "hub",
+        "load",
+        "save",
+        "overrides",
+        "multiprocessing",
+        "distributed",
+        "testing",
+        "fx",
+        "export",
+        "func",
+        "profiler",
+        "package",
+        "serialization",
+        "from_file",
+        "monitor",
+        "set_num_threads",
+        "set_num_interop_threads",
+        "use_deterministic_algorithms",
+        "set_default_device",
+        "backends",
+        "get_rng_state",
+        "set_rng_state",
+        "random",
+        "manual_seed",
+        "seed",
+        "initial_seed",
+        "default_generator",
+    }
+)
 """Attributes of torch that compile, load, patch or steer; operators are left to the judge's record of what ran."""
-_MODULES_IN_MODULES = frozenset({"sys", "os", "builtins", "ctypes", "inspect", "importlib", "types", "threading", "gc",
-                                 "subprocess", "socket", "platform", "textwrap", "re", "abc", "copyreg", "contextlib",
-                                 "warnings", "traceback", "_sys", "_os", "_weakref", "weakref", "operator"})
-_ALLOWED_DUNDERS = frozenset({"__init__", "__name__", "__class__", "__doc__", "__len__", "__post_init__", "__version__",
-                              "__qualname__"})
-_REFUSED_METHODS = frozenset({"load_state_dict", "state_dict", "_load_from_state_dict", "_save_to_state_dict",
-                              "named_parameters", "named_buffers", "parameters", "buffers", "_call_impl",
-                              "_wrapped_call_impl", "__torch_function__", "__torch_dispatch__", "__getattribute__",
-                              "__del__", "__reduce__", "__reduce_ex__", "__setstate__", "__getstate__"})
-_FRAME_ATTRIBUTES = frozenset({"f_back", "f_locals", "f_globals", "f_code", "gi_frame", "cr_frame", "ag_frame",
-                               "tb_frame", "tb_next", "co_code", "mro"})
+_MODULES_IN_MODULES = frozenset(
+    {
+        "sys",
+        "os",
+        "builtins",
+        "ctypes",
+        "inspect",
+        "importlib",
+        "types",
+        "threading",
+        "gc",
+        "subprocess",
+        "socket",
+        "platform",
+        "textwrap",
+        "re",
+        "abc",
+        "copyreg",
+        "contextlib",
+        "warnings",
+        "traceback",
+        "_sys",
+        "_os",
+        "_weakref",
+        "weakref",
+        "operator",
+    }
+)
+_ALLOWED_DUNDERS = frozenset(
+    {"__init__", "__name__", "__class__", "__doc__", "__len__", "__post_init__", "__version__", "__qualname__"}
+)
+_REFUSED_METHODS = frozenset(
+    {
+        "load_state_dict",
+        "state_dict",
+        "_load_from_state_dict",
+        "_save_to_state_dict",
+        "named_parameters",
+        "named_buffers",
+        "parameters",
+        "buffers",
+        "_call_impl",
+        "_wrapped_call_impl",
+        "__torch_function__",
+        "__torch_dispatch__",
+        "__getattribute__",
+        "__del__",
+        "__reduce__",
+        "__reduce_ex__",
+        "__setstate__",
+        "__getstate__",
+    }
+)
+_FRAME_ATTRIBUTES = frozenset(
+    {
+        "f_back",
+        "f_locals",
+        "f_globals",
+        "f_code",
+        "gi_frame",
+        "cr_frame",
+        "ag_frame",
+        "tb_frame",
+        "tb_next",
+        "co_code",
+        "mro",
+    }
+)
 _STANDARD_HEADERS = """
     algorithm any array atomic barrier bit bitset cassert cctype cerrno cfenv cfloat charconv chrono cinttypes
     ciso646 climits cmath codecvt compare complex concepts condition_variable csetjmp cstdalign cstdarg cstdbool
@@ -103,8 +221,10 @@ def _check_model(source: str, skill: Skill) -> str | None:
     if visitor.problem is not None:
         return visitor.problem
     if not visitor.uses_extension:
-        return (f"model_new.py does not import {skill.extension_module}; the work has to be done by kernels of your "
-                "own in kernels/")
+        return (
+            f"model_new.py does not import {skill.extension_module}; the work has to be done by kernels of your "
+            "own in kernels/"
+        )
     return None
 
 
@@ -123,7 +243,8 @@ class _ModelVisitor(ast.NodeVisitor):
             if alias.name not in self._allowed:
                 return self._refuse(node, self._import_problem(alias.name))
             self._modules[alias.asname or alias.name.split(".")[0]] = (
-                alias.name if alias.asname else alias.name.split(".")[0])
+                alias.name if alias.asname else alias.name.split(".")[0]
+            )
             self.uses_extension |= alias.name == self._extension
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
@@ -168,8 +289,11 @@ class _ModelVisitor(ast.NodeVisitor):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for item in node.body:
-            names = [item.name] if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) else [
-                target.id for target in getattr(item, "targets", []) if isinstance(target, ast.Name)]
+            names = (
+                [item.name]
+                if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef))
+                else [target.id for target in getattr(item, "targets", []) if isinstance(target, ast.Name)]
+            )
             refused = next((name for name in names if name in _REFUSED_METHODS), None)
             if refused is not None:
                 self._refuse(item, f"class {node.name} overrides {refused}; the judge relies on torch's own")
@@ -215,12 +339,16 @@ def _check_includes(skill: Skill, path: str, text: str, kernels: dict[str, str])
             return f"{path}:{include.line}: includes through a macro; write the header's name out"
         if name in _STANDARD_HEADERS.split() or (include.quoted and name.removeprefix("./") in own):
             continue
-        if agent and (name in ("../binding_registry.h", "binding_registry.h")
-                      or (_TORCH_HEADERS.fullmatch(name) and ".." not in name)):
+        if agent and (
+            name in ("../binding_registry.h", "binding_registry.h")
+            or (_TORCH_HEADERS.fullmatch(name) and ".." not in name)
+        ):
             continue
-        hint = ("the C and C++ standard headers, omp.h, immintrin.h and your own files in kernels/"
-                + (", torch's headers and ../binding_registry.h" if agent else
-                   "; this skill has a plain C ABI without torch headers"))
+        hint = "the C and C++ standard headers, omp.h, immintrin.h and your own files in kernels/" + (
+            ", torch's headers and ../binding_registry.h"
+            if agent
+            else "; this skill has a plain C ABI without torch headers"
+        )
         return f"{path}:{include.line}: includes {name}; allowed: {hint}"
     return None
 

@@ -14,8 +14,9 @@ from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Task
 class Device(Protocol):
     """A handle on a DeviceJudge, in this process or in an actor. Every method may raise DeviceError."""
 
-    async def judge(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str,
-                    timed: bool) -> Judgement: ...
+    async def judge(
+        self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str, timed: bool
+    ) -> Judgement: ...
 
     async def baseline(self, task: Task) -> tuple[float, float]:
         """(eager_ms, compile_ms)."""

@@ -102,16 +102,24 @@ class QuietLease:
         helper.stdin.write(json.dumps(message).encode() + b"\n")
         helper.stdin.flush()
         if not select.select([helper.stdout], [], [], _ANSWER_TIMEOUT_S)[0]:
-            raise TimeoutError(f"the quiet lease in {self._registry} was not got in {_ANSWER_TIMEOUT_S:g} s; "
-                               "another judge holds it")
+            raise TimeoutError(
+                f"the quiet lease in {self._registry} was not got in {_ANSWER_TIMEOUT_S:g} s; another judge holds it"
+            )
         line = helper.stdout.readline()
         if not line:
             raise OSError("the quiet helper ended")
         return json.loads(line)
 
     def _start_helper(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-I", "-S", "-B", str(Path(__file__).resolve()), str(self._registry),
-                   str(os.getpid())]
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-B",
+            str(Path(__file__).resolve()),
+            str(self._registry),
+            str(os.getpid()),
+        ]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
     def _end_helper(self) -> None:
@@ -195,8 +203,11 @@ def _freeze(registry: Path, holder: int, protected: list[int]) -> list[tuple[int
         while above in processes:
             spared.add(above)
             above = processes[above].parent
-        fresh = [(pid, processes[pid].started) for pid in _registered(registry, processes) - spared
-                 if processes[pid].state not in "TtZX"]
+        fresh = [
+            (pid, processes[pid].started)
+            for pid in _registered(registry, processes) - spared
+            if processes[pid].state not in "TtZX"
+        ]
         if not fresh:
             break
         frozen += fresh

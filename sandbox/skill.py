@@ -44,16 +44,27 @@ def load_skill(name: str) -> Skill:
         raise SkillError(f"skill={name!r} is not known; allowed: {', '.join(sorted(EXTENSION_MODULES))}")
     root = SKILLS_ROOT / name
     if not (root / "SKILL.md").is_file() or not (SKILLS_ROOT / "common" / "workdir").is_dir():
-        raise SkillError(f"skill={name!r}: {SKILLS_ROOT} has no {name}/SKILL.md or no common/workdir; restore the "
-                         "folder `skills` that ships next to the package `sandbox`")
+        raise SkillError(
+            f"skill={name!r}: {SKILLS_ROOT} has no {name}/SKILL.md or no common/workdir; restore the "
+            "folder `skills` that ships next to the package `sandbox`"
+        )
     template = _texts(SKILLS_ROOT / "common" / "workdir") | _texts(root / "workdir")
-    return Skill(name=name, toolchain="cpp", extension_module=EXTENSION_MODULES[name], root=root,
-                 guide=(root / "SKILL.md").read_text(encoding="utf-8"), template=template)
+    return Skill(
+        name=name,
+        toolchain="cpp",
+        extension_module=EXTENSION_MODULES[name],
+        root=root,
+        guide=(root / "SKILL.md").read_text(encoding="utf-8"),
+        template=template,
+    )
 
 
 def _texts(folder: Path) -> dict[str, str]:
-    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
-            for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts}
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 def lay_out(skill: Skill, task: Task, workdir: Path) -> None:

@@ -38,37 +38,80 @@ ALLOWED_ATEN = _words(
 _TORCH_NAMESPACES = {"at", "c10", "torch", "caffe2"}
 _ALLOWED_PATHS = [
     # (prefix of the qualified name) of what is no operator: the tensor class, its storage, errors, threads, binding
-    "at::Tensor", "at::TensorBase", "at::TensorGeometry", "at::TensorMaker", "at::detail::empty_", "at::internal::",
-    "at::get_num_threads", "at::get_thread_num", "at::in_parallel_region", "at::init_num_threads", "at::impl::",
-    "at::globalContext", "at::Context::", "at::indexing::", "at::print", "at::toString", "at::ThreadLocalState",
-    "at::namedinference::", "at::NamesMode", "at::NoNamesGuard", "at::OptionalTensorRef",
-    "c10::", "caffe2::TypeMeta",
-    "torch::autograd::AutogradMeta", "torch::autograd::Node", "torch::autograd::make_variable",
-    "torch::autograd::impl::", "torch::autograd::VariableHooks", "torch::python_error", "torch::PyWarningHandler",
-    "torch::TypeError", "torch::ValueError", "torch::IndexError", "torch::PyTorchError", "torch::processErrorMsg",
+    "at::Tensor",
+    "at::TensorBase",
+    "at::TensorGeometry",
+    "at::TensorMaker",
+    "at::detail::empty_",
+    "at::internal::",
+    "at::get_num_threads",
+    "at::get_thread_num",
+    "at::in_parallel_region",
+    "at::init_num_threads",
+    "at::impl::",
+    "at::globalContext",
+    "at::Context::",
+    "at::indexing::",
+    "at::print",
+    "at::toString",
+    "at::ThreadLocalState",
+    "at::namedinference::",
+    "at::NamesMode",
+    "at::NoNamesGuard",
+    "at::OptionalTensorRef",
+    "c10::",
+    "caffe2::TypeMeta",
+    "torch::autograd::AutogradMeta",
+    "torch::autograd::Node",
+    "torch::autograd::make_variable",
+    "torch::autograd::impl::",
+    "torch::autograd::VariableHooks",
+    "torch::python_error",
+    "torch::PyWarningHandler",
+    "torch::TypeError",
+    "torch::ValueError",
+    "torch::IndexError",
+    "torch::PyTorchError",
+    "torch::processErrorMsg",
     "torch::getTHP",
-    "torch::get_symint_class", "torch::get_symfloat_class", "torch::get_symbool_class", "torch::is_symint",
-    "torch::is_symfloat", "torch::is_symbool",
+    "torch::get_symint_class",
+    "torch::get_symfloat_class",
+    "torch::get_symbool_class",
+    "torch::is_symint",
+    "torch::is_symfloat",
+    "torch::is_symbool",
 ]
 _REFUSED_PATHS = [
     # Reaching or rewriting operators behind the scan's back, and the record of operators the judge keeps.
-    "c10::Dispatcher", "c10::OperatorHandle", "c10::KernelFunction", "c10::RegisterOperators", "c10::BoxedKernel",
-    "c10::impl::OperatorEntry", "c10::impl::TorchDispatchModeTLS", "c10::impl::PythonDispatcherTLS",
-    "c10::impl::_force_tls_local_dispatch_key_set", "c10::impl::tls_set_dispatch_key", "c10::SafePyObject",
-    "at::impl::tls_set", "c10::impl::set_", "at::Context::set", "at::internal::set_num_threads",
+    "c10::Dispatcher",
+    "c10::OperatorHandle",
+    "c10::KernelFunction",
+    "c10::RegisterOperators",
+    "c10::BoxedKernel",
+    "c10::impl::OperatorEntry",
+    "c10::impl::TorchDispatchModeTLS",
+    "c10::impl::PythonDispatcherTLS",
+    "c10::impl::_force_tls_local_dispatch_key_set",
+    "c10::impl::tls_set_dispatch_key",
+    "c10::SafePyObject",
+    "at::impl::tls_set",
+    "c10::impl::set_",
+    "at::Context::set",
+    "at::internal::set_num_threads",
 ]
 _REFUSED_PYTHON = re.compile(
     r"_?Py(Run|Import|Marshal|AST|Code|Sys|OS|Unstable|GC|Interpreter_|Audit|RefTracer|Initialize|Finalize|Init_)(_|[A-Z])"
     r"|_?PyEval_(Eval|GetFrame|GetLocals|GetGlobals|SetProfile|SetTrace)|_?Py_(Compile|Exit|Main|Finalize|Initialize"
     r"|AtExit|RunMain|BytesMain|NewInterpreter|EndInterpreter|AddPendingCall)|_?PyFrame_(GetLocals|GetGlobals|GetBuiltins"
-    r"|LocalsToFast)|_?PyMemoryView_|_?PyThreadState_SetAsyncExc")
+    r"|LocalsToFast)|_?PyMemoryView_|_?PyThreadState_SetAsyncExc"
+)
 _REFUSED_LIBC = {
     name: reason
     for reason, names in {
         "loads libraries or looks symbols up": "dlopen dlsym dlvsym dlmopen dladdr dladdr1 dlinfo dl_iterate_phdr "
-                                               "__libc_dlopen_mode __libc_dlsym _dl_sym",
+        "__libc_dlopen_mode __libc_dlsym _dl_sym",
         "starts processes": "system popen fork vfork _Fork clone clone3 posix_spawn posix_spawnp execve execv execvp "
-                            "execvpe execl execlp execle execveat fexecve daemon wordexp",
+        "execvpe execl execlp execle execveat fexecve daemon wordexp",
         "ends the process": "exit _exit _Exit quick_exit on_exit kill killpg raise tgkill pthread_kill",
         "reaches other processes": "ptrace process_vm_readv process_vm_writev pidfd_open pidfd_getfd waitpid wait4",
         "opens files or writes to descriptors": "open open64 openat openat64 creat creat64 fopen fopen64 freopen "
@@ -78,11 +121,11 @@ _REFUSED_LIBC = {
         "ftruncate64 link symlink readlink chmod chown mkdir rmdir mkstemp mkstemp64 tmpfile tmpfile64 scandir ftw "
         "nftw glob realpath stat lstat fstat fstatat",
         "uses the network": "socket socketpair connect bind listen accept accept4 send sendto sendmsg sendmmsg recv "
-                            "recvfrom recvmsg getaddrinfo gethostbyname",
+        "recvfrom recvmsg getaddrinfo gethostbyname",
         "changes memory protection": "mmap mmap64 mremap munmap mprotect pkey_mprotect pkey_alloc remap_file_pages "
-                                     "userfaultfd",
+        "userfaultfd",
         "installs handlers or timers": "signal sigaction bsd_signal sysv_signal sigaltstack setitimer timer_create "
-                                       "timer_settime alarm ualarm eventfd signalfd timerfd_create",
+        "timer_settime alarm ualarm eventfd signalfd timerfd_create",
         "makes raw system calls": "syscall",
         "changes scheduling, limits or privileges": "sched_setaffinity sched_setscheduler sched_setparam setpriority "
         "nice pthread_setaffinity_np pthread_setschedparam setrlimit setrlimit64 prlimit prlimit64 prctl arch_prctl "
@@ -90,7 +133,8 @@ _REFUSED_LIBC = {
         "settimeofday adjtime adjtimex",
         "changes the environment": "setenv putenv unsetenv clearenv",
         "replaces the allocator": "mallopt __malloc_hook __free_hook __realloc_hook malloc_trim",
-    }.items() for name in names.split()
+    }.items()
+    for name in names.split()
 }
 _REFUSED_CXX = re.compile(r"St(13basic_fstream|14basic_[io]fstream|13basic_filebuf)|St10filesystem")
 _RUNTIMES = re.compile(r"(libc|libm|libgcc_s|libstdc\+\+|libgomp|ld-linux[-\w]*|libpthread|libmvec|librt)\.so(\.\d+)?$")
@@ -128,8 +172,10 @@ def _problem(name: str, library: str | None, *, plain_abi: bool) -> str | None:
     if base in _LINKER:
         return None
     if plain_abi:
-        return (f"take {base} from outside; a kernel of this skill links to the C, C++ and OpenMP runtimes only, and "
-                "does its own work")
+        return (
+            f"take {base} from outside; a kernel of this skill links to the C, C++ and OpenMP runtimes only, and "
+            "does its own work"
+        )
     return _extension_problem(base)
 
 
@@ -170,14 +216,15 @@ def _is_allowed_operator(operator: str) -> bool:
     if operator in ALLOWED_ATEN:
         return True
     bases = [operator[:index] for index, character in enumerate(operator) if character == "_" and index > 0]
-    return any(base in ALLOWED_ATEN and _is_overload(operator[len(base) + 1:]) for base in bases)
+    return any(base in ALLOWED_ATEN and _is_overload(operator[len(base) + 1 :]) for base in bases)
 
 
 _OVERLOADS = _words(
     "memory_format names names_out out int Tensor Scalar dtype dtype_layout device other DimnameList Dimname size "
     "sizes ScalarType IntList int_out dim dims sections indices tensor_indices_or_sections self_int Stream "
     "using_ints named_out Tensor_out Dimname_out source_Storage source_Storage_storage_offset source_Tensor "
-    "source_Tensor_storage_offset prim_Device prim_dtype prim_other no_dim intlist Tensor_with_copy")
+    "source_Tensor_storage_offset prim_Device prim_dtype prim_other no_dim intlist Tensor_with_copy"
+)
 
 
 def _is_overload(suffix: str) -> bool:
@@ -196,7 +243,7 @@ def qualified_name(mangled: str) -> list[str]:
     position = match.end()
     while (length := re.compile(r"L?(\d+)").match(mangled, position)) is not None:
         end = length.end() + int(length[1])
-        path.append(mangled[length.end():end])
+        path.append(mangled[length.end() : end])
         position = end
         if not match["nested"]:
             break

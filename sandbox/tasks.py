@@ -104,15 +104,23 @@ def _from_parquet(path: Path, split: str | None) -> Iterator[Task]:
         raise TaskError(f"tasks: {path} is no readable parquet file: {error}") from error
     missing = [name for name in PARQUET_COLUMNS if name not in table.column_names]
     if missing:
-        raise TaskError(f"tasks: {path} has no column {', '.join(missing)}; it has {', '.join(table.column_names)} and "
-                        f"needs {', '.join(PARQUET_COLUMNS)}")
+        raise TaskError(
+            f"tasks: {path} has no column {', '.join(missing)}; it has {', '.join(table.column_names)} and "
+            f"needs {', '.join(PARQUET_COLUMNS)}"
+        )
     for index, row in enumerate(table.to_pylist()):
         row_split = row.get("split")
         if split is not None and row_split is not None and row_split != split:
             continue
         task_id = row.get("task_id") or f"{path.stem}/{index:05d}"
-        yield _task(row["code"] or "", f"{path} row {index}", task_id=task_id, source=row["data_source"] or "parquet",
-                    ops=_ops(row["ops"]), split=row_split or split or "train")
+        yield _task(
+            row["code"] or "",
+            f"{path} row {index}",
+            task_id=task_id,
+            source=row["data_source"] or "parquet",
+            ops=_ops(row["ops"]),
+            split=row_split or split or "train",
+        )
 
 
 def _task(code: str, where: str, **fields: Any) -> Task:

@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxagent.models.config import DEFAULT_COMPUTE, ComputeConfig, DecoderConfig
-from jaxagent.models.layers import Block, Init, RMSNorm, rotation_of
+from jaxagent.models.layers import INITIAL_STD, Block, Init, RMSNorm, rotation_of
 
 
 class Backbone(nnx.Module):
@@ -33,7 +33,7 @@ class Backbone(nnx.Module):
     ) -> None:
         self.config, self.compute = config, compute
         init = Init(rng, param_dtype)
-        self.embedding = init.normal((config.vocab_size, config.hidden_size), ("vocab", "embed"), std=0.02)
+        self.embedding = init.normal((config.vocab_size, config.hidden_size), ("vocab", "embed"), std=INITIAL_STD)
         self.layers = Block(config, compute, init=Init(rng, param_dtype, layers=config.num_layers))
         self.norm = RMSNorm(config.hidden_size, "embed", config.rms_norm_eps, init=init)
 
@@ -73,7 +73,7 @@ class Decoder(Backbone):
         super().__init__(config, compute, rng=rng, param_dtype=param_dtype)
         head = Init(rng, param_dtype)
         shape, axes = (config.vocab_size, config.hidden_size), ("vocab", "embed")
-        self.lm_head = None if config.tie_embeddings else head.normal(shape, axes, std=0.02)
+        self.lm_head = None if config.tie_embeddings else head.normal(shape, axes, std=INITIAL_STD)
 
     def logits(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Float32 logits of hidden states. Callers pass a chunk at a time: logits of a long row would fill memory."""

@@ -20,6 +20,11 @@ from jaxagent.models.attention import attend
 from jaxagent.models.config import ComputeConfig, DecoderConfig, RopeConfig
 
 
+INITIAL_STD = 0.02
+"""Of every matrix, as in the families' own releases. A 4 x 256 decoder learns to copy within 250 steps from it, and did
+not within 375 from 1 / sqrt(fan in)."""
+
+
 class Init:
     """Makes initial parameters: one generator, one dtype, and the leading layer axis of stacked parameters.
 
@@ -63,14 +68,12 @@ class Linear(nnx.Module):
         *,
         init: Init,
         bias: bool = False,
-        scale: float = 1.0,
         compute: ComputeConfig,
     ) -> None:
         self._num_inputs = len(inputs)
         self._dtype = jnp.dtype(compute.dtype)
-        fan_in = math.prod(inputs.values())
         shape, axes = (*inputs.values(), *outputs.values()), (*inputs, *outputs)
-        self.kernel = init.normal(shape, axes, std=scale / math.sqrt(fan_in))
+        self.kernel = init.normal(shape, axes, std=INITIAL_STD)
         self.bias = init.constant(tuple(outputs.values()), tuple(outputs), 0.0) if bias else None
 
     def __call__(self, x: Array) -> Array:
@@ -104,9 +107,7 @@ class Attention(nnx.Module):
         self.q = Linear(hidden, heads, init=init, bias=config.qkv_bias, compute=compute)
         self.k = Linear(hidden, kv_heads, init=init, bias=config.qkv_bias, compute=compute)
         self.v = Linear(hidden, kv_heads, init=init, bias=config.qkv_bias, compute=compute)
-        self.o = Linear(
-            heads, hidden, init=init, bias=config.output_bias, scale=_residual_scale(config), compute=compute
-        )
+        self.o = Linear(heads, hidden, init=init, bias=config.output_bias, compute=compute)
 
         def head_norm() -> RMSNorm | None:
             return RMSNorm(config.head_dim, "head_dim", config.rms_norm_eps, init=init) if config.qk_norm else None
@@ -128,9 +129,7 @@ class MLP(nnx.Module):
         hidden, width = {"embed": config.hidden_size}, {"mlp": config.intermediate_size}
         self.gate = Linear(hidden, width, init=init, bias=config.mlp_bias, compute=compute)
         self.up = Linear(hidden, width, init=init, bias=config.mlp_bias, compute=compute)
-        self.down = Linear(
-            width, hidden, init=init, bias=config.mlp_bias, scale=_residual_scale(config), compute=compute
-        )
+        self.down = Linear(width, hidden, init=init, bias=config.mlp_bias, compute=compute)
 
     def __call__(self, x_BTD: Array) -> Array:
         return self.down(jax.nn.silu(self.gate(x_BTD)) * self.up(x_BTD))
@@ -182,8 +181,3 @@ def rotate(x_BTNH: Array, rotation: Rotation) -> Array:
     cos, sin = (part[:, :, None, :] for part in rotation)
     first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BTNH.dtype)
-
-
-def _residual_scale(config: DecoderConfig) -> float:
-    """Each of the 2 L branches adds to the residual stream; this keeps its variance at start independent of L."""
-    return 1.0 / math.sqrt(2 * config.num_layers)

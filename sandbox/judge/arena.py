@@ -63,8 +63,14 @@ class _IoVec(ctypes.Structure):
 def _load_libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     for call in (libc.process_vm_readv, libc.process_vm_writev):
-        call.argtypes = [ctypes.c_int, ctypes.POINTER(_IoVec), ctypes.c_ulong, ctypes.POINTER(_IoVec), ctypes.c_ulong,
-                         ctypes.c_ulong]
+        call.argtypes = [
+            ctypes.c_int,
+            ctypes.POINTER(_IoVec),
+            ctypes.c_ulong,
+            ctypes.POINTER(_IoVec),
+            ctypes.c_ulong,
+            ctypes.c_ulong,
+        ]
         call.restype = ctypes.c_ssize_t
     return libc
 

@@ -53,19 +53,26 @@ class CandidateSide:
 
     def rejection(self, error: WorkerError, phase: str) -> RejectedError:
         if isinstance(error, WorkerTimeoutError):
-            return RejectedError(Outcome.TIMEOUT, f"{phase}: no end after {self.timeout_s:g} s in all; "
-                                 "look for an endless loop, a dead lock or far too much work")
+            return RejectedError(
+                Outcome.TIMEOUT,
+                f"{phase}: no end after {self.timeout_s:g} s in all; "
+                "look for an endless loop, a dead lock or far too much work",
+            )
         if isinstance(error, WorkerDiedError):
-            text = f"{phase}: the process was {error.reason}" if error.reason.startswith("killed") else (
-                f"{phase}: the process {error.reason} before it was done; a candidate must not end its process")
+            text = (
+                f"{phase}: the process was {error.reason}"
+                if error.reason.startswith("killed")
+                else (f"{phase}: the process {error.reason} before it was done; a candidate must not end its process")
+            )
             if "SIGSEGV" in error.reason or "SIGBUS" in error.reason:
                 text += "; a kernel reads or writes outside its tensors (check sizes, strides and index arithmetic)"
             return RejectedError(Outcome.RUNTIME_ERROR, text + (f"\n{error.stderr.strip()}" if error.stderr else ""))
         assert isinstance(error, WorkerReplyError)
         if error.kind == "contract":
             return RejectedError(Outcome.RUNTIME_ERROR, f"{phase}: {error.message}")
-        return RejectedError(Outcome.RUNTIME_ERROR,
-                             f"{phase}: {error.kind}: {error.message}\n{error.traceback}".rstrip())
+        return RejectedError(
+            Outcome.RUNTIME_ERROR, f"{phase}: {error.kind}: {error.message}\n{error.traceback}".rstrip()
+        )
 
     def prepare(self, slots: list[int], *, observe: bool) -> None:
         """Readies a batch and stops the process, so that inputs can be written."""
@@ -141,8 +148,10 @@ def check_leaf(leaf: dict[str, Any], expected: Expected, path: str) -> None:
     """Is the described output one the supervisor can and may read? Raises RejectedError."""
     shape, stride = leaf["shape"], leaf["stride"]
     if leaf["dtype"] != expected.dtype or tuple(shape) != expected.shape:
-        raise RejectedError(Outcome.WRONG, f"{path} must be {expected.dtype} {tuple(expected.shape)}, "
-                            f"got {leaf['dtype']} {tuple(shape)}")
+        raise RejectedError(
+            Outcome.WRONG,
+            f"{path} must be {expected.dtype} {tuple(expected.shape)}, got {leaf['dtype']} {tuple(shape)}",
+        )
     if 0 in shape:
         return
     if not leaf["address"] or len(stride) != len(shape) or any(step < 0 for step in stride):
@@ -150,8 +159,10 @@ def check_leaf(leaf: dict[str, Any], expected: Expected, path: str) -> None:
     itemsize = ITEMSIZE[leaf["dtype"]]
     dense = itemsize * int(np.prod(shape))
     if span_bytes(leaf, itemsize) > _MAX_SPAN_FACTOR * dense + 4096:
-        raise RejectedError(Outcome.WRONG, f"{path} is spread too thinly over memory (strides {stride}); "
-                            "return a contiguous tensor")
+        raise RejectedError(
+            Outcome.WRONG, f"{path} is spread too thinly over memory (strides {stride}); return a contiguous tensor"
+        )
     if span_bytes(leaf, itemsize) < dense:
-        raise RejectedError(Outcome.WRONG, f"{path} has overlapping elements (strides {stride}); every element needs "
-                            "memory of its own")
+        raise RejectedError(
+            Outcome.WRONG, f"{path} has overlapping elements (strides {stride}); every element needs memory of its own"
+        )

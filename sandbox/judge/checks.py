@@ -1,9 +1,9 @@
 """Is the candidate correct? A series of batches of two calls, each compared with the reference.
 
-    paper      num_checks natural draws.
-    hardened   also: one-block changes of inputs seen before, equal inputs again after the first outputs were
-               overwritten, weights edited in place between calls, and inputs transformed as far as the reference
-               itself stays accurate on them.
+paper      num_checks natural draws.
+hardened   also: one-block changes of inputs seen before, equal inputs again after the first outputs were
+           overwritten, weights edited in place between calls, and inputs transformed as far as the reference
+           itself stays accurate on them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,13 @@ class CheckReport:
     flags: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        return {"num_checks": self.num_checks, "max_errors": self.max_errors, "transforms": self.transforms,
-                "dropped_transforms": self.dropped_transforms, "flags": self.flags}
+        return {
+            "num_checks": self.num_checks,
+            "max_errors": self.max_errors,
+            "transforms": self.transforms,
+            "dropped_transforms": self.dropped_transforms,
+            "flags": self.flags,
+        }
 
 
 class Checker:
@@ -90,8 +95,13 @@ class Checker:
         leaves = self._oracle.redraw_weights(perturb=perturb)
         memory = self._candidate.worker.arena.memory  # type: ignore[union-attr]
         for placed, leaf in zip(self._oracle.layout.weights, leaves, strict=True):
-            read_memory(self._oracle.worker.pid, leaf["address"], memory, placed["offset"],
-                        span_bytes(leaf, ITEMSIZE[leaf["dtype"]]))
+            read_memory(
+                self._oracle.worker.pid,
+                leaf["address"],
+                memory,
+                placed["offset"],
+                span_bytes(leaf, ITEMSIZE[leaf["dtype"]]),
+            )
         return self._oracle.layout.weights
 
     def _natural(self) -> Draw:
@@ -138,8 +148,9 @@ class Checker:
                 self._oracle.ask_ahead(following, self._protocol)  # computed while this one is compared
             self.mutates |= answers[-1].mutates
             if not unchanged and not self.mutates:
-                raise RejectedError(Outcome.WRONG, "ModelNew.forward changed its inputs; write the result into memory "
-                                    "of its own")
+                raise RejectedError(
+                    Outcome.WRONG, "ModelNew.forward changed its inputs; write the result into memory of its own"
+                )
             self._index += 1
             outputs.append(self.compare(one, answers[-1], f"check {self._index} ({label})"))
         self._check_memory(outputs, answers)
@@ -155,8 +166,9 @@ class Checker:
         try:
             return self._compare(described, answer, where)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RejectedError(Outcome.REFUSED, "the candidate's process does not keep to the protocol: "
-                                f"{type(error).__name__}") from error
+            raise RejectedError(
+                Outcome.REFUSED, f"the candidate's process does not keep to the protocol: {type(error).__name__}"
+            ) from error
 
     def _compare(self, described: dict[str, Any], answer: Answer, where: str) -> list[dict[str, Any]]:
         difference = compare_structure(answer.node, described["node"])
@@ -192,15 +204,20 @@ class Checker:
         addresses = table[: num_calls * count].reshape(num_calls, count)
         spans = [span_bytes(leaf, ITEMSIZE[leaf["dtype"]]) for leaf in self._leaves]
         _refuse_shared(addresses, spans, self._candidate.worker.region)
-        return [self._candidate.read_leaf(leaf | {"address": int(address)})
-                for leaf, address in zip(self._leaves, addresses[chosen], strict=True)]
+        return [
+            self._candidate.read_leaf(leaf | {"address": int(address)})
+            for leaf, address in zip(self._leaves, addresses[chosen], strict=True)
+        ]
 
     def compare_snapshot(self, arrays: list[np.ndarray], answer: Answer) -> None:
         for index, (array, expected) in enumerate(zip(arrays, answer.outputs, strict=True)):
             difference, _ = compare_tensor(expected, array, self._protocol)  # type: ignore[arg-type]
             if difference:
-                raise RejectedError(Outcome.WRONG, f"a timed call: output {index}: {difference}; the same code passed "
-                                    "the checks, so look for work that is skipped, cached or unfinished")
+                raise RejectedError(
+                    Outcome.WRONG,
+                    f"a timed call: output {index}: {difference}; the same code passed "
+                    "the checks, so look for work that is skipped, cached or unfinished",
+                )
 
     def _check_memory(self, outputs: list[list[dict[str, Any]]], answers: list[Answer]) -> None:
         """Results of different calls, and inputs and results, must not share memory."""
@@ -217,8 +234,11 @@ class Checker:
                         raise RejectedError(Outcome.WRONG, "an output is a view of an input; return memory of its own")
                     continue
                 if any(start < other_end and end > other_start for other_start, other_end in seen):
-                    raise RejectedError(Outcome.WRONG, "two calls of ModelNew returned the same memory, so the second "
-                                        "result overwrites the first; allocate the output in every call")
+                    raise RejectedError(
+                        Outcome.WRONG,
+                        "two calls of ModelNew returned the same memory, so the second "
+                        "result overwrites the first; allocate the output in every call",
+                    )
                 mine.append((start, end))
             seen += mine
 
@@ -236,9 +256,13 @@ class Checker:
 
 def _refuse_shared(addresses: np.ndarray, spans: list[int], inputs: Region) -> None:
     """Results of the calls of one timed batch must not overlap; views of inputs were judged in the checks."""
-    blocks = sorted((int(address), int(address) + span) for row in addresses
-                    for address, span in zip(row, spans, strict=True) if span and not inputs.overlaps(
-                        int(address), int(address) + span))
+    blocks = sorted(
+        (int(address), int(address) + span)
+        for row in addresses
+        for address, span in zip(row, spans, strict=True)
+        if span and not inputs.overlaps(int(address), int(address) + span)
+    )
     if any(start < end for (_, end), (start, _) in zip(blocks, blocks[1:], strict=False)):
-        raise RejectedError(Outcome.WRONG, "timed calls of ModelNew returned the same memory; allocate the output in "
-                            "every call")
+        raise RejectedError(
+            Outcome.WRONG, "timed calls of ModelNew returned the same memory; allocate the output in every call"
+        )

@@ -16,8 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 Protocol = Literal["hardened", "paper"]
-TOLERANCE = {"float64": 1e-4, "float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-2, "complex64": 1e-4,
-             "complex128": 1e-4}
+TOLERANCE = {"float64": 1e-4, "float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-2, "complex64": 1e-4, "complex128": 1e-4}
 PAPER_TOLERANCE = 1e-2
 _BLOCK = 1 << 15
 
@@ -65,8 +64,9 @@ def compare_structure(expected: dict[str, Any], actual: dict[str, Any], path: st
         wanted, found = dict(expected["value"]), dict(actual["value"])
         if wanted.keys() != found.keys():
             return f"{path} must have the keys {sorted(wanted)}, got {sorted(found)}"
-        return next((text for key in wanted
-                     if (text := compare_structure(wanted[key], found[key], f"{path}[{key!r}]"))), "")
+        return next(
+            (text for key in wanted if (text := compare_structure(wanted[key], found[key], f"{path}[{key!r}]"))), ""
+        )
     if want == "number":
         a, b = float(expected["value"]), float(actual["value"])
         same = a == b or (a != a and b != b) or abs(a - b) <= TOLERANCE["float32"] * abs(a)
@@ -166,8 +166,10 @@ def _mismatch(wrong: np.ndarray, y: np.ndarray, reference: np.ndarray, bound: An
     """What an author needs: how many, the first with both values, and the largest error."""
     first = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
     count, where = int(np.count_nonzero(wrong)), [int(index) for index in first]
-    text = (f"{count:,} of {wrong.size:,} elements differ; first at {where}: got {_value(y[first])}, "
-            f"expected {_value(reference[first])}")
+    text = (
+        f"{count:,} of {wrong.size:,} elements differ; first at {where}: got {_value(y[first])}, "
+        f"expected {_value(reference[first])}"
+    )
     if bound is not None and np.isfinite(reference[first]):
         allowed = bound[first] if isinstance(bound, np.ndarray) else bound
         text += f" (allowed error {float(allowed):.2g})"

@@ -42,8 +42,9 @@ _Result = TypeVar("_Result")
 class JudgeCoordinator(Judge):
     """Judges many candidates at once over a pool of devices."""
 
-    def __init__(self, compile: Compile, pool: ProfilerPool, *, protocol: str = "hardened",
-                 max_retries: int = 2) -> None:
+    def __init__(
+        self, compile: Compile, pool: ProfilerPool, *, protocol: str = "hardened", max_retries: int = 2
+    ) -> None:
         self._compile = compile
         self._pool = pool
         self._protocol = protocol
@@ -84,8 +85,11 @@ class JudgeCoordinator(Judge):
             times[task.task_id] = await self._on_device(lambda device: device.baseline(task))
             if progress is not None:
                 eager_ms, compile_ms = times[task.task_id]
-                progress(len(times), len(tasks), f"{task.task_id}: eager {eager_ms:.3g} ms, "
-                         f"torch.compile {compile_ms:.3g} ms")
+                progress(
+                    len(times),
+                    len(tasks),
+                    f"{task.task_id}: eager {eager_ms:.3g} ms, torch.compile {compile_ms:.3g} ms",
+                )
 
         async with asyncio.TaskGroup() as group:
             for task in tasks:
@@ -127,7 +131,8 @@ class JudgeCoordinator(Judge):
         if self._protocol == "hardened" and (refusal := guard.check_symbols(loaded, artifact)) is not None:
             return _rejected(Outcome.REFUSED, refusal)
         judgement = await self._on_device(
-            lambda device: device.judge(task, candidate, artifact, skill=skill, timed=timed))
+            lambda device: device.judge(task, candidate, artifact, skill=skill, timed=timed)
+        )
         details = {"compile_s": result.seconds, "compile_cached": result.cached}
         return replace(judgement, details=judgement.details | details)
 
@@ -150,8 +155,9 @@ class LocalDevice:
     def __init__(self, judge: DeviceJudge) -> None:
         self._judge = judge
 
-    async def judge(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str,
-                    timed: bool) -> Judgement:
+    async def judge(
+        self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str, timed: bool
+    ) -> Judgement:
         return await asyncio.to_thread(self._judge.judge, task, candidate, artifact, skill=skill, timed=timed)
 
     async def baseline(self, task: Task) -> tuple[float, float]:
@@ -177,8 +183,12 @@ class LocalJudge(JudgeCoordinator):
         async def make_device(index: int) -> Device:
             return LocalDevice(await asyncio.to_thread(make_device_judge, judge, index, self._registry))
 
-        super().__init__(compile_in_thread, ProfilerPool(make_device, judge.num_devices), protocol=judge.protocol,
-                         max_retries=judge.max_retries)
+        super().__init__(
+            compile_in_thread,
+            ProfilerPool(make_device, judge.num_devices),
+            protocol=judge.protocol,
+            max_retries=judge.max_retries,
+        )
 
 
 def make_device_judge(config: JudgeConfig, index: int, registry_dir: Path) -> DeviceJudge:
@@ -193,8 +203,10 @@ def device_cores(config: JudgeConfig, index: int) -> list[int]:
     available = sorted(os.sched_getaffinity(0))
     needed = (index + 1) * config.cores_per_device
     if needed > len(available):
-        raise ValueError(f"judge.num_devices={config.num_devices} of judge.cores_per_device={config.cores_per_device} "
-                         f"need {needed} cores, this machine has {len(available)}; lower one of the two")
+        raise ValueError(
+            f"judge.num_devices={config.num_devices} of judge.cores_per_device={config.cores_per_device} "
+            f"need {needed} cores, this machine has {len(available)}; lower one of the two"
+        )
     return available[needed - config.cores_per_device : needed]
 
 

@@ -55,8 +55,9 @@ class DeviceJudge:
         self._starting = threading.Lock()
         self._uid = _free_uid() if os.geteuid() == 0 else None
 
-    def judge(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str,
-              timed: bool = True) -> Judgement:
+    def judge(
+        self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str, timed: bool = True
+    ) -> Judgement:
         """The verdict on a compiled candidate.
 
         Raises:
@@ -76,8 +77,14 @@ class DeviceJudge:
                 report = run.check()
                 details: dict[str, Any] = {"protocol": self._config.protocol, "checks": report.to_json()}
                 if not timed:
-                    return _judgement(Outcome.CORRECT, None, f"correct in {report.num_checks} checks; not timed",
-                                      details, phases, began)
+                    return _judgement(
+                        Outcome.CORRECT,
+                        None,
+                        f"correct in {report.num_checks} checks; not timed",
+                        details,
+                        phases,
+                        began,
+                    )
                 with run.phase("baseline_s"):
                     baseline = self.baseline_of(task)
                 with self._hold_quiet(oracle_worker, candidate_worker):
@@ -86,11 +93,14 @@ class DeviceJudge:
                 with run.phase("baseline_s"):
                     baseline = self._revised(task, baseline, eager_series, details)
             except RejectedError as rejection:
-                return _judgement(rejection.outcome, REJECTED, rejection.message, {"protocol": self._config.protocol},
-                                  phases, began)
+                return _judgement(
+                    rejection.outcome, REJECTED, rejection.message, {"protocol": self._config.protocol}, phases, began
+                )
             except MemoryAccessError as error:
-                raise DeviceError(f"the judge cannot read its workers' memory ({error}); it needs to run as root with "
-                                  "CAP_SYS_PTRACE, or as an ordinary user") from error
+                raise DeviceError(
+                    f"the judge cannot read its workers' memory ({error}); it needs to run as root with "
+                    "CAP_SYS_PTRACE, or as an ordinary user"
+                ) from error
         return self._timed_judgement(baseline, candidate_series, eager_series, details, phases, began)
 
     def baseline(self, task: Task) -> tuple[float, float]:
@@ -125,8 +135,9 @@ class DeviceJudge:
     def _compiler(self) -> Zygote:
         with self._starting:
             if self._compile_zygote is None:
-                self._compile_zygote = Zygote("compile", num_threads=len(self._cores),
-                                              cache_dir=self._cache_dir / "inductor")
+                self._compile_zygote = Zygote(
+                    "compile", num_threads=len(self._cores), cache_dir=self._cache_dir / "inductor"
+                )
             return self._compile_zygote
 
     @contextlib.contextmanager
@@ -168,8 +179,14 @@ class DeviceJudge:
             compiled_s = time.monotonic() - began
             with self._hold_quiet(worker):
                 eager, compiled = time_pair(oracle)
-        return Baseline(eager_ms=eager.median_ms, compile_ms=compiled.median_ms, eager=eager.to_json(),
-                        compile=compiled.to_json(), compile_s=compiled_s, seconds=time.monotonic() - began)
+        return Baseline(
+            eager_ms=eager.median_ms,
+            compile_ms=compiled.median_ms,
+            eager=eager.to_json(),
+            compile=compiled.to_json(),
+            compile_s=compiled_s,
+            seconds=time.monotonic() - began,
+        )
 
     def _revised(self, task: Task, baseline: Baseline, eager: timing.Series, details: dict[str, Any]) -> Baseline:
         """Times the baseline again where eager has moved too far since: one of the two was taken in a storm."""
@@ -179,8 +196,15 @@ class DeviceJudge:
         details["baseline_retimed"] = {"drift": drift, "eager_ms": baseline.eager_ms, "compile_ms": baseline.compile_ms}
         return self.baseline_of(task, fresh=True)
 
-    def _timed_judgement(self, baseline: Baseline, candidate: timing.Series, eager: timing.Series,
-                         details: dict[str, Any], phases: dict[str, float], began: float) -> Judgement:
+    def _timed_judgement(
+        self,
+        baseline: Baseline,
+        candidate: timing.Series,
+        eager: timing.Series,
+        details: dict[str, Any],
+        phases: dict[str, float],
+        began: float,
+    ) -> Judgement:
         """Scales the stored time of torch.compile to the machine's speed of this minute.
 
         torch.compile is timed once a task, against eager in the same process. Eager is timed again beside every
@@ -191,30 +215,55 @@ class DeviceJudge:
         compile_ms = baseline.compile_ms * drift
         reward = eq1(candidate.median_ms, eager.median_ms, compile_ms)
         details |= {
-            "candidate": candidate.to_json(), "eager": eager.to_json(), "drift": drift,
+            "candidate": candidate.to_json(),
+            "eager": eager.to_json(),
+            "drift": drift,
             "stored_eager_ms": baseline.eager_ms,
             "stored_compile_ms": baseline.compile_ms,
-            "speedup_eager": eager.median_ms / candidate.median_ms, "speedup_compile": compile_ms / candidate.median_ms,
+            "speedup_eager": eager.median_ms / candidate.median_ms,
+            "speedup_compile": compile_ms / candidate.median_ms,
             "round_ratios": [e / c for e, c in zip(eager.values_ms, candidate.values_ms, strict=True)],
         }
-        message = (f"correct; {candidate.median_ms:.4g} ms (quartiles {_quartiles(candidate)}), "
-                   f"torch eager {eager.median_ms:.4g} ms: {eager.median_ms / candidate.median_ms:.2f}x, "
-                   f"torch.compile {compile_ms:.4g} ms: {compile_ms / candidate.median_ms:.2f}x")
+        message = (
+            f"correct; {candidate.median_ms:.4g} ms (quartiles {_quartiles(candidate)}), "
+            f"torch eager {eager.median_ms:.4g} ms: {eager.median_ms / candidate.median_ms:.2f}x, "
+            f"torch.compile {compile_ms:.4g} ms: {compile_ms / candidate.median_ms:.2f}x"
+        )
         judgement = _judgement(Outcome.CORRECT, reward, message, details, phases, began)
-        return Judgement(outcome=judgement.outcome, reward=reward, message=message,
-                         candidate_ms=candidate.median_ms, eager_ms=eager.median_ms, compile_ms=compile_ms,
-                         details=judgement.details)
+        return Judgement(
+            outcome=judgement.outcome,
+            reward=reward,
+            message=message,
+            candidate_ms=candidate.median_ms,
+            eager_ms=eager.median_ms,
+            compile_ms=compile_ms,
+            details=judgement.details,
+        )
 
     @contextlib.contextmanager
     def _workers(self) -> Iterator[tuple[Worker, Worker]]:
-        with self._oracle_worker(self._zygote) as oracle, Worker(self._zygote, "runner", Bounds(
-                cores=self._cores, memory_bytes=self._config.memory_mb << 20, uid=self._uid, write_files=False,
-                cpu_s=int(self._config.timeout_s * (len(self._cores) + 1)) + 5)) as candidate:
+        with (
+            self._oracle_worker(self._zygote) as oracle,
+            Worker(
+                self._zygote,
+                "runner",
+                Bounds(
+                    cores=self._cores,
+                    memory_bytes=self._config.memory_mb << 20,
+                    uid=self._uid,
+                    write_files=False,
+                    cpu_s=int(self._config.timeout_s * (len(self._cores) + 1)) + 5,
+                ),
+            ) as candidate,
+        ):
             yield oracle, candidate
 
     def _oracle_worker(self, zygote: Zygote) -> Worker:
-        return Worker(zygote, "oracle", Bounds(cores=self._cores, memory_bytes=self._config.memory_mb << 21, uid=None,
-                                               write_files=True))
+        return Worker(
+            zygote,
+            "oracle",
+            Bounds(cores=self._cores, memory_bytes=self._config.memory_mb << 21, uid=None, write_files=True),
+        )
 
     @contextlib.contextmanager
     def _scratch(self, candidate: Candidate, artifact: Artifact) -> Iterator[Path]:
@@ -231,8 +280,14 @@ class DeviceJudge:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _judgement(outcome: Outcome, reward: float | None, message: str, details: dict[str, Any],
-               phases: dict[str, float], began: float) -> Judgement:
+def _judgement(
+    outcome: Outcome,
+    reward: float | None,
+    message: str,
+    details: dict[str, Any],
+    phases: dict[str, float],
+    began: float,
+) -> Judgement:
     phases["total_s"] = time.monotonic() - began
     return Judgement(outcome=outcome, reward=reward, message=message, details=details | {"phases": phases})
 

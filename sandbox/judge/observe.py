@@ -14,12 +14,41 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _MAX_EVENTS = 20
-_PROCESS_EVENTS = ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn",
-                   "pty.spawn", "os.kill", "os.killpg")
-_FRAME_EVENTS = ("sys._getframe", "sys._current_frames", "sys._current_exceptions", "gc.get_objects",
-                 "gc.get_referrers", "gc.get_referents", "sys.settrace", "sys.setprofile")
-_FILE_EVENTS = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.link", "os.symlink",
-                "os.truncate", "shutil.", "tempfile.")
+_PROCESS_EVENTS = (
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.spawn",
+    "pty.spawn",
+    "os.kill",
+    "os.killpg",
+)
+_FRAME_EVENTS = (
+    "sys._getframe",
+    "sys._current_frames",
+    "sys._current_exceptions",
+    "gc.get_objects",
+    "gc.get_referrers",
+    "gc.get_referents",
+    "sys.settrace",
+    "sys.setprofile",
+)
+_FILE_EVENTS = (
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.mkdir",
+    "os.chmod",
+    "os.chown",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "shutil.",
+    "tempfile.",
+)
 
 
 class OperatorRecord(TorchDispatchMode):
@@ -88,8 +117,9 @@ class BlockedFunctional:
 
     def __enter__(self) -> None:
         functional = torch.nn.functional
-        self._saved = {name: value for name, value in vars(functional).items()
-                       if callable(value) and not name.startswith("_")}
+        self._saved = {
+            name: value for name, value in vars(functional).items() if callable(value) and not name.startswith("_")
+        }
         for name in self._saved:
             setattr(functional, name, _blocked(name))
 

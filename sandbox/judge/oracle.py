@@ -58,10 +58,14 @@ class OracleServer(ModelServer):
         draw: list[Any] = []
         inputs = flatten(self._draw_natural(message["seed"]), is_tensor, draw)
         self._transforms = transforms_for(draw)
-        return {"init": init, "init_tensors": pack_tensors(init_tensors), "inputs": inputs,
-                "leaves": [leaf_of(tensor) for tensor in draw],
-                "weights": [leaf_of(tensor.contiguous()) | {"name": name} for name, tensor in state.items()],
-                "transforms": list(self._transforms)}
+        return {
+            "init": init,
+            "init_tensors": pack_tensors(init_tensors),
+            "inputs": inputs,
+            "leaves": [leaf_of(tensor) for tensor in draw],
+            "weights": [leaf_of(tensor.contiguous()) | {"name": name} for name, tensor in state.items()],
+            "transforms": list(self._transforms),
+        }
 
     def do_weights(self, message: dict[str, Any]) -> dict[str, Any]:
         """Redraws the weights in place; the reply says where the supervisor can read them."""
@@ -92,7 +96,8 @@ class OracleServer(ModelServer):
         """Keeps what a slot holds as a draw, so that a timed output can be answered for later."""
         self._draws[message["key"]] = [
             self.tensor_at(offset, leaf).clone()
-            for offset, leaf in zip(self._slots[message["slot"]], self._leaves, strict=True)]
+            for offset, leaf in zip(self._slots[message["slot"]], self._leaves, strict=True)
+        ]
         return {}
 
     def do_forget(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -120,13 +125,15 @@ class OracleServer(ModelServer):
         exact_tensors = _matching_double(self._run_double(inputs, node) if message["exact"] else None, eager_tensors)
         unstable = self._unstable_integers(inputs, node, eager_tensors) if message["exact"] else {}
         self._answers[key] = [eager, exact_tensors, unstable]
-        return {"output": describe(eager), "mutates": self._mutates,
-                "aliases": [_shares_storage(tensor, clones) for tensor in eager_tensors],
-                "exact": [leaf_of(tensor) if tensor is not None else None for tensor in exact_tensors],
-                "unstable": {str(index): leaf_of(mask) for index, mask in unstable.items()},
-                "meets_tolerance": _meets_tolerance(eager_tensors, exact_tensors),
-                "finite": all(bool(torch.isfinite(tensor).all()) for tensor in eager_tensors
-                              if tensor.is_floating_point())}
+        return {
+            "output": describe(eager),
+            "mutates": self._mutates,
+            "aliases": [_shares_storage(tensor, clones) for tensor in eager_tensors],
+            "exact": [leaf_of(tensor) if tensor is not None else None for tensor in exact_tensors],
+            "unstable": {str(index): leaf_of(mask) for index, mask in unstable.items()},
+            "meets_tolerance": _meets_tolerance(eager_tensors, exact_tensors),
+            "finite": all(bool(torch.isfinite(tensor).all()) for tensor in eager_tensors if tensor.is_floating_point()),
+        }
 
     def do_compile(self, message: dict[str, Any]) -> dict[str, Any]:
         """Compiles the reference with torch.compile in default mode, on one natural draw; `models["compile"]`."""
@@ -175,12 +182,17 @@ class OracleServer(ModelServer):
         integers = [index for index, tensor in enumerate(eager) if not tensor.is_floating_point()]
         if not integers or not any(tensor.is_floating_point() for tensor in tensors):
             return {}
-        moved = [tensor * (1 + _JITTER * torch.randn_like(tensor)) if tensor.is_floating_point() else tensor
-                 for tensor in tensors]
+        moved = [
+            tensor * (1 + _JITTER * torch.randn_like(tensor)) if tensor.is_floating_point() else tensor
+            for tensor in tensors
+        ]
         again: list[Any] = []
         flatten(self._run(self._reference, moved, node), is_tensor, again)
-        return {index: (again[index] != eager[index]).contiguous() for index in integers
-                if again[index].shape == eager[index].shape}
+        return {
+            index: (again[index] != eager[index]).contiguous()
+            for index in integers
+            if again[index].shape == eager[index].shape
+        }
 
 
 def serve(channel: Channel) -> None:
@@ -195,8 +207,13 @@ def serve(channel: Channel) -> None:
         try:
             reply = server.handle(message)
         except Exception as error:
-            reply = {"error": {"type": type(error).__name__, "message": str(error)[:2000],
-                               "traceback": traceback.format_exc(limit=-6)[-3000:]}}
+            reply = {
+                "error": {
+                    "type": type(error).__name__,
+                    "message": str(error)[:2000],
+                    "traceback": traceback.format_exc(limit=-6)[-3000:],
+                }
+            }
         channel.send(reply)
 
 
@@ -223,9 +240,15 @@ def _matching_double(exact: Any, eager: list[Any]) -> list[Any]:
         flatten(exact, is_tensor, tensors)
     if len(tensors) != len(eager):
         tensors = [None] * len(eager)
-    return [wide.contiguous() if wide is not None and narrow.is_floating_point() and wide.dtype == torch.float64
-            and wide.shape == narrow.shape else None
-            for wide, narrow in zip(tensors, eager, strict=True)]
+    return [
+        wide.contiguous()
+        if wide is not None
+        and narrow.is_floating_point()
+        and wide.dtype == torch.float64
+        and wide.shape == narrow.shape
+        else None
+        for wide, narrow in zip(tensors, eager, strict=True)
+    ]
 
 
 def _meets_tolerance(eager: list[Any], exact: list[Any]) -> bool:

@@ -1,6 +1,6 @@
 """The reference worker as the supervisor sees it: inputs, answers and weights, and where they lie.
 
-    oracle ──draws──► supervisor ──same bytes──► arena of the oracle, arena of the candidate
+oracle ──draws──► supervisor ──same bytes──► arena of the oracle, arena of the candidate
 """
 
 from __future__ import annotations
@@ -88,15 +88,22 @@ class OracleSide:
         self.facts = self.ask({"op": "build", "code": self.task.code, "seed": new_seed() % (1 << 31)})
         for leaf in self.facts["leaves"] + self.facts["weights"]:
             if leaf["dtype"] not in ITEMSIZE:
-                raise TaskError(f"task {self.task.task_id}: tensors of type {leaf['dtype']} cannot be judged; "
-                                f"allowed: {', '.join(ITEMSIZE)}")
+                raise TaskError(
+                    f"task {self.task.task_id}: tensors of type {leaf['dtype']} cannot be judged; "
+                    f"allowed: {', '.join(ITEMSIZE)}"
+                )
         self.layout = Layout.plan(self.facts["leaves"], self.facts["weights"])
         self.map(Arena.create(self.layout.size))
 
     def map(self, arena: Arena) -> None:
         try:
-            self.worker.map(arena, inputs=self.facts["inputs"], leaves=self.facts["leaves"], slots=self.layout.slots,
-                            deadline=time.monotonic() + ORACLE_TIMEOUT_S)
+            self.worker.map(
+                arena,
+                inputs=self.facts["inputs"],
+                leaves=self.facts["leaves"],
+                slots=self.layout.slots,
+                deadline=time.monotonic() + ORACLE_TIMEOUT_S,
+            )
         except WorkerError as error:
             raise DeviceError(f"the reference's process failed: {error}") from error
 
@@ -116,8 +123,10 @@ class OracleSide:
         except WorkerReplyError as error:
             if any(word in error.message for word in _OUR_TROUBLE):
                 raise DeviceError(f"task {self.task.task_id}: {error}") from error
-            raise TaskError(f"task {self.task.task_id}: the reference does not run: {error}\n{error.traceback}\n"
-                            "Fix the task or leave it out; `jaxagent tasks check` lists such tasks") from error
+            raise TaskError(
+                f"task {self.task.task_id}: the reference does not run: {error}\n{error.traceback}\n"
+                "Fix the task or leave it out; `jaxagent tasks check` lists such tasks"
+            ) from error
         except (WorkerDiedError, WorkerTimeoutError) as error:
             raise DeviceError(f"task {self.task.task_id}: the reference's process failed: {error}") from error
 
@@ -126,11 +135,14 @@ class OracleSide:
         self._next_key += 1
         message = {"op": "draw", "key": self._next_key, "kind": kind, "seed": new_seed()}
         leaves = self.ask(message | ({} if base is None else {"base": base}))["leaves"]
-        now, before = ([(leaf["dtype"], leaf["shape"], leaf["stride"]) for leaf in draw]
-                       for draw in (leaves, self.layout.leaves))
+        now, before = (
+            [(leaf["dtype"], leaf["shape"], leaf["stride"]) for leaf in draw] for draw in (leaves, self.layout.leaves)
+        )
         if now != before:
-            raise TaskError(f"task {self.task.task_id}: get_inputs() returns other shapes or types in every call "
-                            f"({now} after {before}); a task needs fixed ones")
+            raise TaskError(
+                f"task {self.task.task_id}: get_inputs() returns other shapes or types in every call "
+                f"({now} after {before}); a task needs fixed ones"
+            )
         return self._next_key, leaves
 
     def adopt(self, slot: int) -> int:
@@ -154,8 +166,13 @@ class OracleSide:
         """Copies a draw into a slot of the oracle's arena."""
         assert self.worker.arena is not None
         for offset, leaf in zip(self.layout.slots[slot], leaves, strict=True):
-            read_memory(self.worker.pid, leaf["address"], self.worker.arena.memory, offset,
-                        span_bytes(leaf, ITEMSIZE[leaf["dtype"]]))
+            read_memory(
+                self.worker.pid,
+                leaf["address"],
+                self.worker.arena.memory,
+                offset,
+                span_bytes(leaf, ITEMSIZE[leaf["dtype"]]),
+            )
 
     def answer(self, key: int, protocol: str) -> Answer:
         """The reference's outputs for a draw, read out of its memory; asked for once while the weights stay."""
@@ -179,11 +196,23 @@ class OracleSide:
             unstable = reply["unstable"].get(str(index))
             needs_eager = exact is None or protocol == "paper" or not reply["meets_tolerance"]
             if leaf["dtype"] not in ITEMSIZE:
-                raise TaskError(f"task {self.task.task_id}: output {index} has type {leaf['dtype']}, "
-                                f"which cannot be judged; allowed: {', '.join(ITEMSIZE)}")
-            outputs.append(Expected(
-                dtype=leaf["dtype"], eager=self.worker.read_array(leaf) if needs_eager else None,
-                exact=self.worker.read_array(exact) if exact is not None else None,
-                unstable=self.worker.read_array(unstable) if unstable is not None else None))
-        return Answer(node=reply["output"]["node"], outputs=outputs, aliases=reply["aliases"],
-                      mutates=reply["mutates"], meets_tolerance=reply["meets_tolerance"], finite=reply["finite"])
+                raise TaskError(
+                    f"task {self.task.task_id}: output {index} has type {leaf['dtype']}, "
+                    f"which cannot be judged; allowed: {', '.join(ITEMSIZE)}"
+                )
+            outputs.append(
+                Expected(
+                    dtype=leaf["dtype"],
+                    eager=self.worker.read_array(leaf) if needs_eager else None,
+                    exact=self.worker.read_array(exact) if exact is not None else None,
+                    unstable=self.worker.read_array(unstable) if unstable is not None else None,
+                )
+            )
+        return Answer(
+            node=reply["output"]["node"],
+            outputs=outputs,
+            aliases=reply["aliases"],
+            mutates=reply["mutates"],
+            meets_tolerance=reply["meets_tolerance"],
+            finite=reply["finite"],
+        )

@@ -30,8 +30,9 @@ _CALM = 1.25
 class Run:
     """The phases of one judgement; their seconds go into `phases`."""
 
-    def __init__(self, config: JudgeConfig, oracle: OracleSide, candidate: CandidateSide,
-                 phases: dict[str, float]) -> None:
+    def __init__(
+        self, config: JudgeConfig, oracle: OracleSide, candidate: CandidateSide, phases: dict[str, float]
+    ) -> None:
         self._config = config
         self._oracle = oracle
         self._candidate = candidate
@@ -53,21 +54,38 @@ class Run:
         candidate, oracle = self._candidate, self._oracle
         with self.phase("load_s"):
             oracle.build(perturb=self._config.protocol == "hardened")
-            candidate.ask({"op": "load", "protocol": self._config.protocol, "extension_module": extension_module,
-                           "model_new": str(scratch / "model_new.py"), "interface": artifact.interface,
-                           "shared_object": str(scratch / "extension.so") if artifact.shared_object else ""},
-                          "loading model_new.py")
+            candidate.ask(
+                {
+                    "op": "load",
+                    "protocol": self._config.protocol,
+                    "extension_module": extension_module,
+                    "model_new": str(scratch / "model_new.py"),
+                    "interface": artifact.interface,
+                    "shared_object": str(scratch / "extension.so") if artifact.shared_object else "",
+                },
+                "loading model_new.py",
+            )
             self._share_arena()
             leaves = self._checker.write_weights(perturb=self._config.protocol == "hardened")
-            construct = {"op": "construct", "init": oracle.facts["init"], "weights": leaves,
-                         "init_tensors": oracle.facts["init_tensors"], "seed": secrets.randbits(31)}
+            construct = {
+                "op": "construct",
+                "init": oracle.facts["init"],
+                "weights": leaves,
+                "init_tensors": oracle.facts["init_tensors"],
+                "seed": secrets.randbits(31),
+            }
             candidate.ask(construct, "building ModelNew")
 
     def _share_arena(self) -> None:
         facts, layout = self._oracle.facts, self._oracle.layout
         try:
-            self._candidate.worker.map(Arena.create(layout.size), inputs=facts["inputs"], leaves=facts["leaves"],
-                                       slots=layout.slots, deadline=time.monotonic() + self._config.timeout_s)
+            self._candidate.worker.map(
+                Arena.create(layout.size),
+                inputs=facts["inputs"],
+                leaves=facts["leaves"],
+                slots=layout.slots,
+                deadline=time.monotonic() + self._config.timeout_s,
+            )
         except WorkerError as error:
             raise self._candidate.rejection(error, "loading model_new.py") from error
 
@@ -98,8 +116,15 @@ class Run:
                 self._round(candidate, eager, slots, every, verify=index in verified)
             return candidate.series, eager.series
 
-    def _round(self, candidate: timing.Contender, eager: timing.Contender, slots: timing.Slots, every: list[int],
-               *, verify: bool) -> None:
+    def _round(
+        self,
+        candidate: timing.Contender,
+        eager: timing.Contender,
+        slots: timing.Slots,
+        every: list[int],
+        *,
+        verify: bool,
+    ) -> None:
         """Fresh inputs, both contenders in random order, one output of the candidate's kept for verification."""
         count = max(candidate.num_calls, eager.num_calls)
         used = secrets.SystemRandom().sample(every, count)

@@ -46,7 +46,8 @@ class CandidateServer(ModelServer):
         self._protocol = message["protocol"]
         if message["shared_object"]:
             sys.modules[message["extension_module"]] = load_module(
-                message["extension_module"], message["shared_object"], message["interface"])
+                message["extension_module"], message["shared_object"], message["interface"]
+            )
         path = message["model_new"]
         self._tampering.start(candidate_files=[path])
         spec = importlib.util.spec_from_file_location("model_new", path)
@@ -119,13 +120,16 @@ def _check_state(state: dict[str, torch.Tensor], weights: dict[str, torch.Tensor
     missing = [name for name in weights if name not in state]
     extra = [name for name in state if name not in weights]
     if missing or extra:
-        raise CandidateError(f"ModelNew's state_dict must have the keys of Model's: missing {missing}, unexpected "
-                             f"{extra}. Register the same parameters and buffers under the same names")
+        raise CandidateError(
+            f"ModelNew's state_dict must have the keys of Model's: missing {missing}, unexpected "
+            f"{extra}. Register the same parameters and buffers under the same names"
+        )
     for name, weight in weights.items():
         if state[name].shape != weight.shape or state[name].dtype != weight.dtype:
             raise CandidateError(
                 f"ModelNew's {name} is {state[name].dtype} {tuple(state[name].shape)}, Model's is {weight.dtype} "
-                f"{tuple(weight.shape)}; shapes and types must agree")
+                f"{tuple(weight.shape)}; shapes and types must agree"
+            )
 
 
 def _describe_error(error: BaseException) -> dict[str, Any]:

@@ -107,13 +107,13 @@ class ModelServer:
         num_bytes = span_bytes(leaf, ITEMSIZE[leaf["dtype"]])
         if num_bytes == 0:
             return torch.empty(leaf["shape"], dtype=dtype)
-        flat = torch.frombuffer(self._arena.memory, dtype=dtype, count=num_bytes // ITEMSIZE[leaf["dtype"]],
-                                offset=offset)
+        flat = torch.frombuffer(
+            self._arena.memory, dtype=dtype, count=num_bytes // ITEMSIZE[leaf["dtype"]], offset=offset
+        )
         return flat.as_strided(leaf["shape"], leaf["stride"])
 
     def _arguments(self, slot: int) -> list[Any]:
-        tensors = [self.tensor_at(offset, leaf)
-                   for offset, leaf in zip(self._slots[slot], self._leaves, strict=True)]
+        tensors = [self.tensor_at(offset, leaf) for offset, leaf in zip(self._slots[slot], self._leaves, strict=True)]
         return unflatten(self._input_node, tensors)
 
 
@@ -135,16 +135,24 @@ def leaf_of(tensor: torch.Tensor) -> dict[str, Any]:
     if not address and tensor.numel():
         return {"dtype": dtype, "shape": list(tensor.shape), "stride": [], "address": 0, "storage": [0, 0]}
     storage = _untyped_storage(tensor)
-    return {"dtype": dtype, "shape": list(tensor.shape), "stride": list(tensor.stride()), "address": address,
-            "storage": [storage.data_ptr(), storage.nbytes()]}
+    return {
+        "dtype": dtype,
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "address": address,
+        "storage": [storage.data_ptr(), storage.nbytes()],
+    }
 
 
 def describe(value: Any) -> dict[str, Any]:
     """Node and leaves of an output; a subclass of Tensor counts as a foreign type."""
     tensors: list[Any] = []
     node = flatten(value, is_tensor, tensors)
-    return {"node": node, "leaves": [leaf_of(tensor) for tensor in tensors],
-            "plain": all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in tensors)}
+    return {
+        "node": node,
+        "leaves": [leaf_of(tensor) for tensor in tensors],
+        "plain": all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in tensors),
+    }
 
 
 def settle_allocator() -> None:

@@ -54,8 +54,14 @@ class Series:
     def to_json(self) -> dict[str, Any]:
         ordered = sorted(self.values_ms)
         quartiles = statistics.quantiles(ordered, n=4) if len(ordered) > 1 else [ordered[0]] * 3
-        return {"median_ms": self.median_ms, "p25_ms": quartiles[0], "p75_ms": quartiles[2], "min_ms": ordered[0],
-                "max_ms": ordered[-1], "rounds": len(ordered)}
+        return {
+            "median_ms": self.median_ms,
+            "p25_ms": quartiles[0],
+            "p75_ms": quartiles[2],
+            "min_ms": ordered[0],
+            "max_ms": ordered[-1],
+            "rounds": len(ordered),
+        }
 
 
 @dataclass(slots=True)

@@ -12,8 +12,18 @@ from typing import Any
 
 MAX_DEPTH = 16
 ITEMSIZE = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
-    "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16,
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
 }
 """Tensor types that are judged, and bytes of an element."""
 FLOATS = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128")
@@ -64,8 +74,10 @@ def unflatten(node: dict[str, Any], tensors: list[Any]) -> Any:
         import torch
 
         return getattr(torch, value)
-    raise ValueError(f"a value of type {value!r} cannot cross to the candidate's process; "
-                     "use tensors, numbers, strings, lists, tuples and dicts")
+    raise ValueError(
+        f"a value of type {value!r} cannot cross to the candidate's process; "
+        "use tensors, numbers, strings, lists, tuples and dicts"
+    )
 
 
 def pack_tensors(tensors: list[Any]) -> list[dict[str, Any]]:
@@ -73,8 +85,13 @@ def pack_tensors(tensors: list[Any]) -> list[dict[str, Any]]:
     packed = []
     for tensor in tensors:
         tensor = tensor.detach().contiguous()
-        packed.append({"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape),
-                       "data": base64.b64encode(bytes(tensor.reshape(-1).view(_torch().uint8).numpy())).decode()})
+        packed.append(
+            {
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "shape": list(tensor.shape),
+                "data": base64.b64encode(bytes(tensor.reshape(-1).view(_torch().uint8).numpy())).decode(),
+            }
+        )
     return packed
 
 
@@ -83,8 +100,11 @@ def unpack_tensors(packed: list[dict[str, Any]]) -> list[Any]:
     tensors = []
     for item in packed:
         data = bytearray(base64.b64decode(item["data"]))
-        flat = torch.frombuffer(data, dtype=getattr(torch, item["dtype"])) if data else torch.empty(
-            0, dtype=getattr(torch, item["dtype"]))
+        flat = (
+            torch.frombuffer(data, dtype=getattr(torch, item["dtype"]))
+            if data
+            else torch.empty(0, dtype=getattr(torch, item["dtype"]))
+        )
         tensors.append(flat.reshape(item["shape"]))
     return tensors
 

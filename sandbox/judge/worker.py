@@ -133,12 +133,22 @@ class Worker:
             raise WorkerReplyError(reply["error"] if isinstance(reply["error"], dict) else {})
         return reply
 
-    def map(self, arena: Arena, *, inputs: dict[str, Any], leaves: list[dict[str, Any]], slots: list[list[int]],
-            deadline: float) -> None:
+    def map(
+        self,
+        arena: Arena,
+        *,
+        inputs: dict[str, Any],
+        leaves: list[dict[str, Any]],
+        slots: list[list[int]],
+        deadline: float,
+    ) -> None:
         """Shares `arena` with the worker and finds where it lies there."""
         self.arena = arena
-        self.ask({"op": "map", "size": arena.size, "inputs": inputs, "leaves": leaves, "slots": slots},
-                 deadline=deadline, fds=[arena.fd])
+        self.ask(
+            {"op": "map", "size": arena.size, "inputs": inputs, "leaves": leaves, "slots": slots},
+            deadline=deadline,
+            fds=[arena.fd],
+        )
         inode = os.fstat(arena.fd).st_ino
         with open(f"/proc/{self.pid}/maps") as maps:
             for line in maps:

@@ -41,9 +41,16 @@ class Zygote:
         self._channel, theirs = Channel.pair()
         cache_dir.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-I", "-B", str(Path(__file__).resolve()), kind, str(theirs.fileno())]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/",
-                                         env=_environment(num_threads, cache_dir), start_new_session=True)
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            env=_environment(num_threads, cache_dir),
+            start_new_session=True,
+        )
         theirs.close()
         self._ready = False
         self._lock = threading.Lock()
@@ -68,8 +75,9 @@ class Zygote:
         fds = [theirs.fileno()] + ([stderr] if stderr is not None else [])
         try:
             with self._lock:
-                reply = self._ask({"op": "fork", "role": role, "bounds": dataclasses.asdict(bounds)},
-                                  _FORK_TIMEOUT_S, fds)
+                reply = self._ask(
+                    {"op": "fork", "role": role, "bounds": dataclasses.asdict(bounds)}, _FORK_TIMEOUT_S, fds
+                )
         finally:
             theirs.close()
         return reply["pid"], ours
@@ -100,8 +108,10 @@ class Zygote:
         except (ChannelClosedError, ChannelTimeoutError, ProtocolError) as error:
             self._process.kill()
             _, stderr = self._process.communicate()
-            raise DeviceError(f"the judge's {self.kind} process failed: {error}. Its last words: "
-                              f"{stderr.decode(errors='replace')[-800:].strip() or 'none'}") from error
+            raise DeviceError(
+                f"the judge's {self.kind} process failed: {error}. Its last words: "
+                f"{stderr.decode(errors='replace')[-800:].strip() or 'none'}"
+            ) from error
         if "error" in reply:
             raise DeviceError(f"the judge's {self.kind} process: {reply['error']}")
         return reply
@@ -111,9 +121,15 @@ def _environment(num_threads: int, cache_dir: Path) -> dict[str, str]:
     """A fixed environment: what is set where the judge was started must not change what is measured."""
     threads = str(num_threads)
     return {
-        "PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8", "HOME": "/nonexistent",
-        "TMPDIR": "/tmp", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(cache_dir), "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+        "LANG": "C.UTF-8",
+        "HOME": "/nonexistent",
+        "TMPDIR": "/tmp",
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(cache_dir),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
 
 
@@ -228,8 +244,9 @@ def _check_vector_instructions(cache_dir: Path) -> None:
     passed = cache_dir / f"vector-{hashlib.sha256(machine_fingerprint().encode()).hexdigest()[:16]}"
     if not passed.exists():
         flags = cpu_vec_isa.x86_isa_checker()
-        possible = [isa for isa in cpu_vec_isa.supported_vec_isa_list
-                    if all(flag in flags for flag in str(isa).split())]
+        possible = [
+            isa for isa in cpu_vec_isa.supported_vec_isa_list if all(flag in flags for flag in str(isa).split())
+        ]
         if not possible or cpu_vec_isa.valid_vec_isa_list() != possible:
             return
         passed.touch()

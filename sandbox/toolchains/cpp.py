@@ -20,14 +20,24 @@ from sandbox.toolchains.process import Ran, run_limited
 from sandbox.toolchains.prototypes import PrototypeError, interface_of, parse_prototypes
 from sandbox.types import SandboxUnavailableError
 
-CODE_FLAGS = ["-std=gnu++20", "-O3", "-march=native", "-fopenmp", "-fPIC",
-              # errno and traps are never looked at, and without them sqrt and friends vectorise. -ffast-math is not
-              # set: it would assume that NaN and infinity do not occur and reorder sums, and both are judged.
-              "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+CODE_FLAGS = [
+    "-std=gnu++20",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fPIC",
+    # errno and traps are never looked at, and without them sqrt and friends vectorise. -ffast-math is not
+    # set: it would assume that NaN and infinity do not occur and reorder sums, and both are judged.
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+]
 TEXT_FLAGS = ["-fmax-errors=8", "-fdiagnostics-color=never", "-fdiagnostics-urls=never", "-fno-diagnostics-show-labels"]
 SOURCE_SUFFIXES = (".cpp", ".cc", ".cxx")
-_OUR_TROUBLE = re.compile(r"No space left on device|Killed signal terminated program|cannot execute|"
-                          r"\[-Werror=invalid-pch\]|internal compiler error: Killed")
+_OUR_TROUBLE = re.compile(
+    r"No space left on device|Killed signal terminated program|cannot execute|"
+    r"\[-Werror=invalid-pch\]|internal compiler error: Killed"
+)
 
 
 class CandidateCompileError(Exception):
@@ -71,8 +81,12 @@ class CppToolchain:
     def build(self, sources: dict[str, str], folder: Path, deadline: Deadline) -> Built:
         """Raises CandidateCompileError; SandboxUnavailableError where the machine failed."""
         try:
-            prototypes = [prototype for path, text in sources.items() if path.endswith(SOURCE_SUFFIXES)
-                          for prototype in parse_prototypes(path, text)]
+            prototypes = [
+                prototype
+                for path, text in sources.items()
+                if path.endswith(SOURCE_SUFFIXES)
+                for prototype in parse_prototypes(path, text)
+            ]
         except PrototypeError as error:
             raise CandidateCompileError(str(error)) from error
         write_sources(sources, folder)
@@ -98,8 +112,9 @@ def write_sources(sources: dict[str, str], folder: Path) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def compile_sources(sources: dict[str, str], flags: list[str], folder: Path,
-                    deadline: Deadline) -> tuple[list[str], str]:
+def compile_sources(
+    sources: dict[str, str], flags: list[str], folder: Path, deadline: Deadline
+) -> tuple[list[str], str]:
     """Object files of all translation units, side by side on the cores there are, and the compiler's warnings.
 
     Every unit is compiled even where another fails, so that the first errors of each file reach the agent.
@@ -134,8 +149,13 @@ def compiler() -> str:
 @functools.cache
 def compiler_identity() -> str:
     """Version of g++ and the machine options that -march=native stands for here."""
-    options = subprocess.run([compiler(), "-march=native", "-Q", "--help=target"], capture_output=True, text=True,
-                             check=True, env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"})
+    options = subprocess.run(
+        [compiler(), "-march=native", "-Q", "--help=target"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+    )
     version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=True)
     return version.stdout.splitlines()[0] + " " + hashlib.sha256(options.stdout.encode()).hexdigest()[:16]
 
@@ -157,7 +177,9 @@ def _raise_for(results: list[Ran], folder: Path, deadline: Deadline) -> None:
         if trouble is not None:
             raise SandboxUnavailableError(f"the compiler could not work: {trim_errors(ran.output, folder)}")
     if any(ran.exit_code is None for ran in failed):
-        raise CompileTimeoutError(f"the compile took longer than {deadline.seconds:g} s and was stopped; write smaller "
-                                  "functions or fewer template instantiations")
+        raise CompileTimeoutError(
+            f"the compile took longer than {deadline.seconds:g} s and was stopped; write smaller "
+            "functions or fewer template instantiations"
+        )
     if failed:
         raise CandidateCompileError(trim_errors("\n".join(ran.output for ran in failed), folder))

@@ -54,8 +54,18 @@ class CppAgentToolchain:
 
     def fingerprint(self) -> str:
         """Everything but the sources that the object depends on."""
-        return "\n".join(["cpp_agent 1", compiler_identity(), torch_version(), sysconfig.get_python_version(), PREFIX,
-                          *CODE_FLAGS, *_OWN_FLAGS, *self._fixed.values()])
+        return "\n".join(
+            [
+                "cpp_agent 1",
+                compiler_identity(),
+                torch_version(),
+                sysconfig.get_python_version(),
+                PREFIX,
+                *CODE_FLAGS,
+                *_OWN_FLAGS,
+                *self._fixed.values(),
+            ]
+        )
 
     def build(self, sources: dict[str, str], folder: Path, deadline: Deadline) -> Built:
         """Raises CandidateCompileError; SandboxUnavailableError where the machine failed."""
@@ -66,13 +76,30 @@ class CppAgentToolchain:
             flags = [*_flags(), "-Winvalid-pch", "-Werror=invalid-pch", "-include", str(prepared / "prefix.h")]
             objects, log = compile_sources(sources, flags, folder, deadline)
             target = folder / "cpu_extension.so"
-            output = link(["-shared", "-fopenmp", str(prepared / "binding.o"), *objects, f"-L{torch_root()}/lib",
-                           "-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10", "-Wl,--no-undefined",
-                           "-Wl,--warn-unresolved-symbols", "-Wl,-z,now"], target, folder, deadline)
+            output = link(
+                [
+                    "-shared",
+                    "-fopenmp",
+                    str(prepared / "binding.o"),
+                    *objects,
+                    f"-L{torch_root()}/lib",
+                    "-ltorch_python",
+                    "-ltorch_cpu",
+                    "-ltorch",
+                    "-lc10",
+                    "-Wl,--no-undefined",
+                    "-Wl,--warn-unresolved-symbols",
+                    "-Wl,-z,now",
+                ],
+                target,
+                folder,
+                deadline,
+            )
         missing = unresolved(output, provided=_PYTHON)
         if missing:
-            raise CandidateCompileError("\n".join(f"link error: undefined reference to `{name}'"
-                                                  for name in missing[:4]))
+            raise CandidateCompileError(
+                "\n".join(f"link error: undefined reference to `{name}'" for name in missing[:4])
+            )
         return Built(target.read_bytes(), "", log)
 
     @contextlib.contextmanager
@@ -98,12 +125,16 @@ class CppAgentToolchain:
             (scratch / "prefix.h").write_text(PREFIX)
             write_sources(self._fixed, scratch)
             flags = [compiler(), *_flags(), *TEXT_FLAGS]
-            for arguments in (["-x", "c++-header", "prefix.h", "-o", "prefix.h.gch"],
-                              ["-include", "./prefix.h", "-c", "binding.cpp", "-o", "binding.o"]):
+            for arguments in (
+                ["-x", "c++-header", "prefix.h", "-o", "prefix.h.gch"],
+                ["-include", "./prefix.h", "-c", "binding.cpp", "-o", "binding.o"],
+            ):
                 ran = run_limited([*flags, *arguments], cwd=scratch, timeout_s=PREPARE_TIMEOUT_S)
                 if ran.exit_code != 0:
-                    raise SandboxUnavailableError("torch's headers could not be precompiled: "
-                                                  f"{trim_errors(ran.output, scratch, sources='binding')}")
+                    raise SandboxUnavailableError(
+                        "torch's headers could not be precompiled: "
+                        f"{trim_errors(ran.output, scratch, sources='binding')}"
+                    )
             ready = scratch / "ready"
             ready.mkdir()
             for name in ("prefix.h", "prefix.h.gch", "binding.o"):
@@ -115,14 +146,16 @@ class CppAgentToolchain:
         """Keeps the most recently used toolchains: each is half a gigabyte. One in use elsewhere is left alone."""
         by_use = sorted(home.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         for path in by_use[KEPT_TOOLCHAINS:]:
-            with (contextlib.suppress(BlockingIOError),
-                  self._cache.lock(f"toolchain-{path.name[:2]}", wait=False)):
+            with contextlib.suppress(BlockingIOError), self._cache.lock(f"toolchain-{path.name[:2]}", wait=False):
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def _flags() -> list[str]:
-    headers = [f"{torch_root()}/include", f"{torch_root()}/include/torch/csrc/api/include",
-               sysconfig.get_path("include")]
+    headers = [
+        f"{torch_root()}/include",
+        f"{torch_root()}/include/torch/csrc/api/include",
+        sysconfig.get_path("include"),
+    ]
     return [*CODE_FLAGS, *_OWN_FLAGS, *(argument for path in headers for argument in ("-isystem", path))]
 
 

@@ -28,6 +28,7 @@ class Include:
 
 def strip_comments(source: str, *, keep_strings: bool = False) -> str:
     """`source` with comments blanked and literals emptied; line numbers stay, spliced lines are joined in place."""
+
     def blank(match: re.Match[str]) -> str:
         text = match[0]
         newlines = "\n" * text.count("\n")
@@ -58,8 +59,13 @@ def includes(source: str) -> list[Include]:
     for match in _INCLUDE.finditer(text):
         what = match["what"].strip()
         name = re.match(r'<([^>\n]+)>|"([^"\n]+)"', what)
-        found.append(Include(line=lines.at(match.start("what")),
-                             name=(name[1] or name[2]) if name else None, quoted=what.startswith('"')))
+        found.append(
+            Include(
+                line=lines.at(match.start("what")),
+                name=(name[1] or name[2]) if name else None,
+                quoted=what.startswith('"'),
+            )
+        )
     return found
 
 

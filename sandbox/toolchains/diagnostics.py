@@ -37,11 +37,17 @@ def unresolved(output: str, *, provided: re.Pattern[str]) -> list[str]:
 def _block(lines: list[str], index: int, sources: str) -> str:
     block = [_clip(lines[index], 400)]
     if not lines[index].startswith(sources):
-        cause = next((line for line in reversed(lines[max(0, index - 30):index])
-                      if _HERE.match(line) and line.startswith(sources)), None)
+        cause = next(
+            (
+                line
+                for line in reversed(lines[max(0, index - 30) : index])
+                if _HERE.match(line) and line.startswith(sources)
+            ),
+            None,
+        )
         if cause is not None:
             block.insert(0, _clip(cause, 400))
-    for line in lines[index + 1:index + 3]:  # the source line and the caret under it
+    for line in lines[index + 1 : index + 3]:  # the source line and the caret under it
         if not re.match(r"^\s*(\d+)? \|", line):
             break
         block.append(_clip(line, 200))

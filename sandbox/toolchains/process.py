@@ -30,9 +30,15 @@ def run_limited(command: list[str], *, cwd: Path, timeout_s: float) -> Ran:
     limits = f'ulimit -c 0; ulimit -t {int(timeout_s) + 5}; ulimit -v {_MEMORY_KIB}; ulimit -f {_FILE_KIB}; exec "$@"'
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": str(cwd), "TMPDIR": str(cwd)}
     with open(cwd / f"output.{os.urandom(6).hex()}", "w+b") as output:
-        process = subprocess.Popen(["/bin/bash", "-c", limits, "bash", *command], cwd=cwd, env=environment,
-                                   stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                   start_new_session=True)
+        process = subprocess.Popen(
+            ["/bin/bash", "-c", limits, "bash", *command],
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             exit_code: int | None = process.wait(timeout=max(timeout_s, 0.01))
         except subprocess.TimeoutExpired:

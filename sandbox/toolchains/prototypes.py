@@ -10,22 +10,50 @@ from dataclasses import dataclass
 from sandbox.toolchains.cxx_text import Lines, strip_comments
 
 _INTEGERS = {
-    "char": "int8", "signed char": "int8", "unsigned char": "uint8", "short": "int16", "unsigned short": "uint16",
-    "int": "int32", "signed": "int32", "unsigned": "uint32", "long": "int64", "unsigned long": "uint64",
-    "long long": "int64", "unsigned long long": "uint64", "size_t": "uint64", "ptrdiff_t": "int64",
-    "ssize_t": "int64", "intptr_t": "int64",
+    "char": "int8",
+    "signed char": "int8",
+    "unsigned char": "uint8",
+    "short": "int16",
+    "unsigned short": "uint16",
+    "int": "int32",
+    "signed": "int32",
+    "unsigned": "uint32",
+    "long": "int64",
+    "unsigned long": "uint64",
+    "long long": "int64",
+    "unsigned long long": "uint64",
+    "size_t": "uint64",
+    "ptrdiff_t": "int64",
+    "ssize_t": "int64",
+    "intptr_t": "int64",
 } | {f"{sign}int{bits}_t": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 DTYPES = _INTEGERS | {"float": "float32", "double": "float64", "_Float16": "float16", "bool": "bool", "void": "void"}
 """C spelling to the name of the torch dtype (LP64); `void` is only a result or a pointer."""
 POINTER_ONLY = {"void", "float16"}
-ALLOWED_TYPES = ("float, double, bool, int8_t … int64_t, uint8_t … uint64_t, int, long, size_t, "
-                 "pointers to them, _Float16* and void*")
+ALLOWED_TYPES = (
+    "float, double, bool, int8_t … int64_t, uint8_t … uint64_t, int, long, size_t, "
+    "pointers to them, _Float16* and void*"
+)
 MAX_HEADER_CHARACTERS = 4000
-_DROPPED_WORDS = {"const", "volatile", "__restrict__", "__restrict", "restrict", "inline", "extern", "register",
-                  "constexpr", "struct", "enum"}
+_DROPPED_WORDS = {
+    "const",
+    "volatile",
+    "__restrict__",
+    "__restrict",
+    "restrict",
+    "inline",
+    "extern",
+    "register",
+    "constexpr",
+    "struct",
+    "enum",
+}
 _NO_FUNCTION = re.compile(r"^\s*(namespace|struct|class|union|enum|template|using|typedef)\b")
-_HEADER = re.compile(r"^(?P<result>[\w\s:*]+?)\b(?P<name>[A-Za-z_]\w*)\s*\((?P<parameters>.*)\)\s*"
-                     r"(?:noexcept(?:\s*\([^()]*\))?)?\s*$", re.DOTALL)
+_HEADER = re.compile(
+    r"^(?P<result>[\w\s:*]+?)\b(?P<name>[A-Za-z_]\w*)\s*\((?P<parameters>.*)\)\s*"
+    r"(?:noexcept(?:\s*\([^()]*\))?)?\s*$",
+    re.DOTALL,
+)
 
 
 class PrototypeError(ValueError):
@@ -81,8 +109,10 @@ def interface_of(prototypes: list[Prototype], exported: set[str], module: str) -
         if chosen.setdefault(prototype.name, prototype) != prototype:
             raise PrototypeError(f"{prototype.name}: two definitions with different parameters; keep one")
     if not chosen:
-        raise PrototypeError('kernels/ defines no function with C linkage; write the kernel as '
-                             'extern "C" void name(const float* x, float* y, int64_t n) { … }')
+        raise PrototypeError(
+            "kernels/ defines no function with C linkage; write the kernel as "
+            'extern "C" void name(const float* x, float* y, int64_t n) { … }'
+        )
     functions = [dataclasses.asdict(prototype) for prototype in chosen.values()]
     return json.dumps({"module": module, "functions": functions}, separators=(",", ":"))
 
@@ -90,9 +120,14 @@ def interface_of(prototypes: list[Prototype], exported: set[str], module: str) -
 def read_interface(interface: str) -> tuple[str, list[Prototype]]:
     """Module name and prototypes of an interface written by interface_of."""
     record = json.loads(interface)
-    return record["module"], [Prototype(name=entry["name"], result=entry["result"],
-                                        parameters=[Parameter(**parameter) for parameter in entry["parameters"]])
-                              for entry in record["functions"]]
+    return record["module"], [
+        Prototype(
+            name=entry["name"],
+            result=entry["result"],
+            parameters=[Parameter(**parameter) for parameter in entry["parameters"]],
+        )
+        for entry in record["functions"]
+    ]
 
 
 def _definitions(text: str, position: int) -> tuple[list[tuple[int, str]], int]:
@@ -122,7 +157,7 @@ def _next_item(text: str, position: int, end: int) -> tuple[int, str | None, int
         return start, None, end
     if match[0] == ";":
         return start, None, match.end()
-    return start, text[start:match.start()], _closing_brace(text, match.start()) + 1
+    return start, text[start : match.start()], _closing_brace(text, match.start()) + 1
 
 
 def _closing_brace(text: str, opening: int) -> int:
@@ -143,16 +178,23 @@ def _prototype(header: str, where: str) -> Prototype | None:
         return None
     match = _HEADER.match(cleaned)
     if match is None:
-        raise PrototypeError(f"{where}: this signature is not understood: {' '.join(header.split())[:160]!r}; write it "
-                             "as extern \"C\" void name(const float* x, int64_t n) without macros")
+        raise PrototypeError(
+            f"{where}: this signature is not understood: {' '.join(header.split())[:160]!r}; write it "
+            'as extern "C" void name(const float* x, int64_t n) without macros'
+        )
     name = match["name"]
     pieces = _split(match["parameters"])
-    parameters = [] if pieces in ([], ["void"]) else [
-        _parameter(piece, index, f"{where}: {name}") for index, piece in enumerate(pieces)]
+    parameters = (
+        []
+        if pieces in ([], ["void"])
+        else [_parameter(piece, index, f"{where}: {name}") for index, piece in enumerate(pieces)]
+    )
     dtype, pointer, _ = _type(match["result"], named=False)
     if dtype is None or pointer or dtype == "float16":
-        raise PrototypeError(f"{where}: {name} returns {match['result'].strip()!r}; allowed: void or a scalar "
-                             "(write results through a pointer parameter)")
+        raise PrototypeError(
+            f"{where}: {name} returns {match['result'].strip()!r}; allowed: void or a scalar "
+            "(write results through a pointer parameter)"
+        )
     if len({parameter.name for parameter in parameters}) != len(parameters):
         raise PrototypeError(f"{where}: {name} has two parameters of one name")
     return Prototype(name=name, result=dtype, parameters=parameters)
@@ -175,8 +217,9 @@ def _parameter(piece: str, index: int, where: str) -> Parameter:
     declared = piece.split("=")[0].strip()
     dtype, pointer, name = _type(declared, named=True)
     if dtype is None or (dtype in POINTER_ONLY and not pointer):
-        raise PrototypeError(f"{where}: parameter {' '.join(declared.split())!r} has no binding; allowed: "
-                             f"{ALLOWED_TYPES}")
+        raise PrototypeError(
+            f"{where}: parameter {' '.join(declared.split())!r} has no binding; allowed: {ALLOWED_TYPES}"
+        )
     return Parameter(name=name or f"arg{index}", dtype=dtype, pointer=pointer)
 
 

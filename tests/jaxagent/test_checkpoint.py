@@ -39,9 +39,11 @@ def log_updates(kind):
     return run
 
 
-STAGES = {"ppo": (ppo_stage(), ppo_updates),
-          "finetune": (log_stage(FineTuneStage), log_updates(FineTuneStage)),
-          "value_pretrain": (log_stage(ValuePretrainStage), log_updates(ValuePretrainStage))}
+STAGES = {
+    "ppo": (ppo_stage(), ppo_updates),
+    "finetune": (log_stage(FineTuneStage), log_updates(FineTuneStage)),
+    "value_pretrain": (log_stage(ValuePretrainStage), log_updates(ValuePretrainStage)),
+}
 
 
 @pytest.mark.parametrize("name", STAGES)

@@ -50,6 +50,7 @@ class Flow:
             stage="s",
             rollout=self.rollout,
             version=lambda: self.version,
+            sampling_version=lambda: self.version,
             capacity=3,
             max_retries=2,
             screen=screen,

@@ -20,8 +20,15 @@ FAST = OptimizerConfig(learning_rate=1e-2)
 
 def ppo_stage(temperature=1.0, rate=1e-2, **fields):
     adam = OptimizerConfig(learning_rate=rate)
-    return PPOStage(name="ppo", updates=9, trajectories_per_update=8, dialogue=DialogueConfig(temperature=temperature),
-                    actor_optimizer=adam, critic_optimizer=adam, **fields)
+    return PPOStage(
+        name="ppo",
+        updates=9,
+        trajectories_per_update=8,
+        dialogue=DialogueConfig(temperature=temperature),
+        actor_optimizer=adam,
+        critic_optimizer=adam,
+        **fields,
+    )
 
 
 def log_stage(kind, epochs=2, size=3):
@@ -82,8 +89,9 @@ def test_stale_tokens_are_counted_and_kept_out_of_the_numerical_gap(tmp_path):
     learner, stage = make_learner(tmp_path), ppo_stage()
     learner.start_stage(stage)
     learner.ppo_update(random_trajectories(4, seed=1), stage)
-    metrics = learner.ppo_update(random_trajectories(3, seed=2, version=0) + random_trajectories(1, seed=3, version=1),
-                                 stage)
+    metrics = learner.ppo_update(
+        random_trajectories(3, seed=2, version=0) + random_trajectories(1, seed=3, version=1), stage
+    )
     assert (metrics["staleness_max"], metrics["staleness_1"], metrics["staleness_0"]) == (1, 3, 1)
     only_stale = learner.ppo_update(random_trajectories(3, seed=4, version=0), stage)
     assert only_stale["fresh_logprob_gap_max"] is None and only_stale["staleness_2"] == 3
@@ -97,15 +105,31 @@ def test_ppo_learns_which_answer_is_rewarded(tmp_path):
     for update in range(12):
         logprobs = next_token_logprobs(learner, prompt, 1.0)[2]
         answers = rng.choice(VOCAB, size=16, p=np.exp(logprobs) / np.exp(logprobs).sum())
-        batch = [make_trajectory([make_turn(prompt, [answer], update, logprobs[[answer]])], f"{update}-{index}",
-                                 1.0 if answer < 8 else -1.0) for index, answer in enumerate(answers)]
+        batch = [
+            make_trajectory(
+                [make_turn(prompt, [answer], update, logprobs[[answer]])],
+                f"{update}-{index}",
+                1.0 if answer < 8 else -1.0,
+            )
+            for index, answer in enumerate(answers)
+        ]
         chosen.append(learner.ppo_update(batch, stage)["mean_reward"])
     assert np.mean(chosen[:2]) < 0 < 0.8 < np.mean(chosen[-2:])
 
 
 def test_several_minibatches_clip_against_the_policy_of_the_updates_start(tmp_path):
-    learner = make_learner(tmp_path, ppo={"minibatches": 2, "critic_updates": 2, "value_clip": 0.2, "kl_coef": 0.1,
-                                          "normalize_advantages": True, "clip_low": 0.01, "clip_high": 0.01})
+    learner = make_learner(
+        tmp_path,
+        ppo={
+            "minibatches": 2,
+            "critic_updates": 2,
+            "value_clip": 0.2,
+            "kl_coef": 0.1,
+            "normalize_advantages": True,
+            "clip_low": 0.01,
+            "clip_high": 0.01,
+        },
+    )
     stage = ppo_stage(rate=3e-2)
     learner.start_stage(stage)
     metrics = learner.ppo_update(random_trajectories(8), stage)
@@ -125,7 +149,8 @@ def test_finetuning_takes_every_trajectory_once_an_epoch_and_lowers_the_loss(tmp
     assert [m["epoch"] for m in metrics] == [epoch for epoch in range(6) for _ in range(3)]
     for epoch in range(6):
         assert sum(m["tokens"] for m in metrics if m["epoch"] == epoch) == sum(
-            to_sequence(t, row_tokens=64).num_tokens for t in trajectories)
+            to_sequence(t, row_tokens=64).num_tokens for t in trajectories
+        )
     assert np.mean([m["nll"] for m in metrics[-3:]]) < 0.95 * np.mean([m["nll"] for m in metrics[:3]])
     assert learner.policy_version == 18
 
@@ -175,13 +200,17 @@ def test_the_critic_begins_as_a_copy_of_the_actor_when_it_is_first_needed(tmp_pa
     np.testing.assert_array_equal(critic.backbone.embedding[...], actor.embedding[...])
     learner.ppo_update(random_trajectories(4), ppo_stage())
     learner.start_stage(ppo_stage())
-    assert not np.array_equal(learner._steps.critic.module().backbone.embedding[...],
-                              learner._steps.actor.module().embedding[...])
+    assert not np.array_equal(
+        learner._steps.critic.module().backbone.embedding[...], learner._steps.actor.module().embedding[...]
+    )
 
 
 def test_a_whole_schedule_compiles_each_function_once(tmp_path):
     learner = make_learner(tmp_path, row_tokens=60)
-    for stage, kind in [(log_stage(FineTuneStage), "finetune_updates"), (log_stage(ValuePretrainStage), "value_updates")]:
+    for stage, kind in [
+        (log_stage(FineTuneStage), "finetune_updates"),
+        (log_stage(ValuePretrainStage), "value_updates"),
+    ]:
         learner.start_stage(stage)
         getattr(learner, kind)(random_trajectories(5), stage)
     for seed in range(3):

@@ -31,7 +31,9 @@ MODELS = {
     "llama, tied, one kv head": LlamaConfig(**SHAPE | {"num_key_value_heads": 1}, tie_word_embeddings=True),
     "llama, all biases, heads of 16": LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True, head_dim=16),
     "llama, llama3 rope": LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE),
-    "llama, linear rope": LlamaConfig(**SHAPE, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}),
+    "llama, linear rope": LlamaConfig(
+        **SHAPE, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    ),
     "qwen2": Qwen2Config(**SHAPE),
     "qwen2, tied, no groups": Qwen2Config(**SHAPE | {"num_key_value_heads": 6}, tie_word_embeddings=True),
     "qwen3, heads of 32": Qwen3Config(**SHAPE, head_dim=32),
@@ -145,7 +147,9 @@ def test_packed_rows_give_the_hidden_states_of_each_sequence_alone(tmp_path):
         np.testing.assert_allclose(packed[row, start:end], alone, atol=1e-4 * np.abs(alone).max())
 
 
-@pytest.mark.parametrize("compute", [ComputeConfig(remat=True), ComputeConfig(unroll_layers=3)], ids=["remat", "unroll"])
+@pytest.mark.parametrize(
+    "compute", [ComputeConfig(remat=True), ComputeConfig(unroll_layers=3)], ids=["remat", "unroll"]
+)
 def test_remat_and_unrolling_change_no_gradient(compute):
     config = DecoderConfig.from_scratch(_small(num_layers=3))
     token_ids = _token_ids(2, 40)

@@ -64,9 +64,7 @@ def test_tiles_give_the_outputs_and_gradients_of_the_definition(rows, blocks):
     cotangent *= (segment_ids != 0)[:, :, None, None]  # what padding computes means nothing
     compute = ComputeConfig(attention="blockwise", block_q=blocks[0], block_kv=blocks[1])
     out, gradients = _with_gradients(q, k, v, segment_ids, cotangent, compute)
-    expected, expected_gradients = _with_gradients(
-        q, k, v, segment_ids, cotangent, ComputeConfig(attention="masked")
-    )
+    expected, expected_gradients = _with_gradients(q, k, v, segment_ids, cotangent, ComputeConfig(attention="masked"))
     keep = segment_ids != 0
     assert np.isfinite(out).all()
     np.testing.assert_allclose(out[keep], expected[keep], atol=2e-6)

@@ -91,7 +91,9 @@ def test_smollm2_from_the_package_index_gives_the_logits_of_transformers(tmp_pat
     positions = np.arange(token_ids.shape[1])[None]
     decoder = load_decoder(folder)
     with jax.default_matmul_precision("highest"):
-        logits = nnx.jit(lambda decoder: decoder.logits(decoder(token_ids, positions, np.ones_like(positions))))(decoder)
+        logits = nnx.jit(lambda decoder: decoder.logits(decoder(token_ids, positions, np.ones_like(positions))))(
+            decoder
+        )
     assert token_ids.shape[1] > 256
     assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
     assert (np.asarray(logits).argmax(-1) == expected.argmax(-1)).all()

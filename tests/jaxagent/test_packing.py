@@ -13,19 +13,34 @@ from sandbox.types import Judgement, Outcome
 
 
 def judgement(reward=1.0, **times):
-    return Judgement(outcome=Outcome.CORRECT if reward is None or reward > 0 else Outcome.WRONG, reward=reward,
-                     message="", **times)
+    return Judgement(
+        outcome=Outcome.CORRECT if reward is None or reward > 0 else Outcome.WRONG, reward=reward, message="", **times
+    )
 
 
 def make_turn(prompt, output, version=0, **fields):
-    return Turn(prompt_token_ids=np.array(prompt, np.int32), token_ids=np.array(output, np.int32),
-                logprobs=-np.arange(1, len(output) + 1, dtype=np.float32),
-                policy_versions=np.full(len(output), version, np.int32), text="", **fields)
+    return Turn(
+        prompt_token_ids=np.array(prompt, np.int32),
+        token_ids=np.array(output, np.int32),
+        logprobs=-np.arange(1, len(output) + 1, dtype=np.float32),
+        policy_versions=np.full(len(output), version, np.int32),
+        text="",
+        **fields,
+    )
 
 
 def make_trajectory(turns, name="t", reward=1.0, stop_reason=StopReason.FINISHED, **fields):
-    return Trajectory(trajectory_id=name, task_id="task", sample_index=0, stage="ppo", seed=0, turns=turns,
-                      judgement=judgement(reward), stop_reason=stop_reason, **fields)
+    return Trajectory(
+        trajectory_id=name,
+        task_id="task",
+        sample_index=0,
+        stage="ppo",
+        seed=0,
+        turns=turns,
+        judgement=judgement(reward),
+        stop_reason=stop_reason,
+        **fields,
+    )
 
 
 TWO_TURNS = [make_turn([1, 2, 3], [4, 5], version=3), make_turn([1, 2, 3, 4, 5, 90, 91], [6, 7, 8], version=4)]
@@ -49,10 +64,24 @@ BROKEN = {
     "more than learner.row_tokens=16": [make_turn(range(10), range(10))],
     "vocabulary": [make_turn([1], [101])],
     "no policy version": [make_turn([1], [2], version=-1)],
-    "logprobs and": [Turn(prompt_token_ids=np.array([1]), token_ids=np.array([2, 3]), logprobs=np.array([-1.0]),
-                          policy_versions=np.array([0, 0]), text="")],
-    "aren't all finite": [Turn(prompt_token_ids=np.array([1]), token_ids=np.array([2]), logprobs=np.array([-np.inf]),
-                               policy_versions=np.array([0]), text="")],
+    "logprobs and": [
+        Turn(
+            prompt_token_ids=np.array([1]),
+            token_ids=np.array([2, 3]),
+            logprobs=np.array([-1.0]),
+            policy_versions=np.array([0, 0]),
+            text="",
+        )
+    ],
+    "aren't all finite": [
+        Turn(
+            prompt_token_ids=np.array([1]),
+            token_ids=np.array([2]),
+            logprobs=np.array([-np.inf]),
+            policy_versions=np.array([0]),
+            text="",
+        )
+    ],
 }
 
 
@@ -110,7 +139,7 @@ def test_packing_keeps_every_token_once_in_whole_segments(seed, count):
     for row in batch.segment_ids.reshape(-1, 32):
         used = np.count_nonzero(row)
         assert (np.diff(row[:used]) >= 0).all() and not row[used:].any()
-    assert not batch.segment_ids[packed.num_microbatches:].any()
+    assert not batch.segment_ids[packed.num_microbatches :].any()
 
 
 def test_a_fractional_reward_stays_a_fraction():
@@ -151,14 +180,20 @@ def test_short_trajectories_get_short_rows():
 
 def test_few_batch_shapes_occur():
     rng = np.random.default_rng(2)
-    shapes = {pack(random_sequences(rng, count, 32), [0.0] * count, row_tokens=32, rows_per_microbatch=2)
-              .batch.token_ids.shape for count in range(1, 16)}
+    shapes = {
+        pack(
+            random_sequences(rng, count, 32), [0.0] * count, row_tokens=32, rows_per_microbatch=2
+        ).batch.token_ids.shape
+        for count in range(1, 16)
+    }
     assert shapes == {(8, 2, 32)}
 
 
 def test_rewards_come_from_the_final_or_the_best_judgement():
-    turns = [make_turn([1], [2], judgement=judgement(3.0, candidate_ms=1.0, compile_ms=4.0)),
-             make_turn([1, 2, 9], [3], judgement=judgement(None))]
+    turns = [
+        make_turn([1], [2], judgement=judgement(3.0, candidate_ms=1.0, compile_ms=4.0)),
+        make_turn([1, 2, 9], [3], judgement=judgement(None)),
+    ]
     trajectory = make_trajectory(turns, reward=-1.0)
     assert training_reward(trajectory) == -1.0
     assert training_reward(trajectory, source="best") == 3.0

@@ -84,9 +84,28 @@ def test_each_choice_where_the_paper_is_silent_says_so():
     """These names must carry the mark on their line; the rest of the file is what the paper states."""
     lines = PATH.read_text().splitlines()
     chosen = [
-        "temperature", "reward_from", "critic_updates", "entropy_coef", "kl_coef", "normalize_advantages", "importance_cap",
-        "mesh", "param_dtype", "compute_dtype", "num_engines", "weight_transfer", "num_actors", "max_staleness", "epochs",
-        "max_seconds", "max_reply_tokens", "parser", "samples_per_task", "every_updates", "memory_mb", "trajectories",
+        "temperature",
+        "reward_from",
+        "critic_updates",
+        "entropy_coef",
+        "kl_coef",
+        "normalize_advantages",
+        "importance_cap",
+        "mesh",
+        "param_dtype",
+        "compute_dtype",
+        "num_engines",
+        "weight_transfer",
+        "num_actors",
+        "max_staleness",
+        "epochs",
+        "max_seconds",
+        "max_reply_tokens",
+        "parser",
+        "samples_per_task",
+        "every_updates",
+        "memory_mb",
+        "trajectories",
     ]
     for name in chosen:
         found = [line for line in lines if re.match(rf"\s*(- )?{name}:", line)]

@@ -27,9 +27,9 @@ def random_row(rng, num_tokens=40):
     """Rewards, values, mask, segments of one packed row: two or three trajectories with tool tokens, then padding."""
     cuts = np.sort(rng.choice(np.arange(4, num_tokens - 2), size=2, replace=False))
     segment_ids = np.zeros(num_tokens, np.int32)
-    segment_ids[: cuts[0]], segment_ids[cuts[0]: cuts[1]] = 1, 2
+    segment_ids[: cuts[0]], segment_ids[cuts[0] : cuts[1]] = 1, 2
     if rng.random() < 0.5:
-        segment_ids[cuts[1]: num_tokens - 1] = 3
+        segment_ids[cuts[1] : num_tokens - 1] = 3
     loss_mask = (rng.random(num_tokens) < 0.6) & (segment_ids > 0)
     rewards = np.where(loss_mask, rng.normal(size=num_tokens), 0).astype(np.float32)
     return rewards, rng.normal(size=num_tokens).astype(np.float32), loss_mask, segment_ids
@@ -56,9 +56,11 @@ def test_gae_of_one_trajectory_matches_rlax():
     rewards, values = rng.normal(size=12).astype(np.float32), rng.normal(size=13).astype(np.float32)
     values[-1] = 0.0
     expected = rlax.truncated_generalized_advantage_estimation(
-        jnp.asarray(rewards), jnp.ones(12), 0.95, jnp.asarray(values))
-    advantages, _ = compute_gae(rewards[None], values[None, :-1], np.ones((1, 12), bool), np.ones((1, 12), np.int32),
-                                gamma=1.0, gae_lambda=0.95)
+        jnp.asarray(rewards), jnp.ones(12), 0.95, jnp.asarray(values)
+    )
+    advantages, _ = compute_gae(
+        rewards[None], values[None, :-1], np.ones((1, 12), bool), np.ones((1, 12), np.int32), gamma=1.0, gae_lambda=0.95
+    )
     np.testing.assert_allclose(advantages[0], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -83,8 +85,9 @@ def surrogate_inputs(seed=0, shape=(2, 9)):
 
 def test_policy_loss_matches_a_token_by_token_loop():
     logprobs, old, rollout, advantages, loss_mask, loss_weights = surrogate_inputs()
-    terms = policy_loss(logprobs, old, rollout, advantages, loss_mask, loss_weights, clip_low=0.2, clip_high=0.28,
-                        importance_cap=1.5)
+    terms = policy_loss(
+        logprobs, old, rollout, advantages, loss_mask, loss_weights, clip_low=0.2, clip_high=0.28, importance_cap=1.5
+    )
     total = 0.0
     for index in np.ndindex(logprobs.shape):
         if loss_mask[index]:
@@ -101,8 +104,9 @@ def test_policy_loss_and_gradient_match_rlax_when_the_clip_is_symmetric():
     everywhere, weights = np.ones((1, 20), bool), np.full((1, 20), 1 / 20, np.float32)
 
     def ours(logprobs):
-        return policy_loss(logprobs, old, rollout, advantages, everywhere, weights, clip_low=0.2, clip_high=0.2,
-                           importance_cap=None).loss
+        return policy_loss(
+            logprobs, old, rollout, advantages, everywhere, weights, clip_low=0.2, clip_high=0.2, importance_cap=None
+        ).loss
 
     def theirs(logprobs):
         return rlax.clipped_surrogate_pg_loss(jnp.exp(logprobs - old)[0], jnp.asarray(advantages[0]), 0.2)
@@ -115,12 +119,30 @@ def test_no_gradient_flows_through_the_importance_weight():
     logprobs, old, rollout, advantages, loss_mask, loss_weights = surrogate_inputs(2)
 
     def loss(old_logprobs):
-        return policy_loss(logprobs, old_logprobs, rollout, jnp.zeros_like(advantages) + 1.0, loss_mask, loss_weights,
-                           clip_low=0.2, clip_high=0.28, importance_cap=2.0).loss
+        return policy_loss(
+            logprobs,
+            old_logprobs,
+            rollout,
+            jnp.zeros_like(advantages) + 1.0,
+            loss_mask,
+            loss_weights,
+            clip_low=0.2,
+            clip_high=0.28,
+            importance_cap=2.0,
+        ).loss
 
     def uncorrected(old_logprobs, weight):
-        return policy_loss(logprobs, old_logprobs, rollout, jnp.zeros_like(advantages) + 1.0, loss_mask,
-                           loss_weights * weight, clip_low=0.2, clip_high=0.28, importance_cap=None).loss
+        return policy_loss(
+            logprobs,
+            old_logprobs,
+            rollout,
+            jnp.zeros_like(advantages) + 1.0,
+            loss_mask,
+            loss_weights * weight,
+            clip_low=0.2,
+            clip_high=0.28,
+            importance_cap=None,
+        ).loss
 
     weight = np.where(loss_mask, np.minimum(np.exp(old - rollout), 2.0), 1.0).astype(np.float32)
     np.testing.assert_allclose(jax.grad(loss)(old), jax.grad(uncorrected)(old, weight), rtol=1e-5)
@@ -130,8 +152,17 @@ def test_one_step_at_the_old_policy_is_the_plain_policy_gradient():
     logprobs, _, _, advantages, loss_mask, loss_weights = surrogate_inputs(3)
 
     def loss(logprobs):
-        return policy_loss(logprobs, jax.lax.stop_gradient(logprobs), logprobs, advantages, loss_mask, loss_weights,
-                           clip_low=0.2, clip_high=0.28, importance_cap=2.0).loss
+        return policy_loss(
+            logprobs,
+            jax.lax.stop_gradient(logprobs),
+            logprobs,
+            advantages,
+            loss_mask,
+            loss_weights,
+            clip_low=0.2,
+            clip_high=0.28,
+            importance_cap=2.0,
+        ).loss
 
     np.testing.assert_allclose(jax.grad(loss)(logprobs), -loss_weights * advantages, rtol=1e-5, atol=1e-7)
 
@@ -160,8 +191,9 @@ def test_kl_estimate_is_zero_at_the_reference_and_positive_elsewhere():
 def test_a_wild_ratio_outside_the_mask_or_beyond_float_range_stays_finite():
     logprobs, old = np.array([[0.0, 900.0]], np.float32), np.array([[-500.0, -900.0]], np.float32)
     mask, weights = np.array([[True, False]]), np.array([[1.0, 0.0]], np.float32)
-    terms = policy_loss(logprobs, old, old, np.ones((1, 2), np.float32), mask, weights, clip_low=0.2, clip_high=0.28,
-                        importance_cap=2.0)
+    terms = policy_loss(
+        logprobs, old, old, np.ones((1, 2), np.float32), mask, weights, clip_low=0.2, clip_high=0.28, importance_cap=2.0
+    )
     np.testing.assert_allclose(terms.loss, -1.28, rtol=1e-6)
     assert float(terms.ratio[0, 1]) == 1.0
 
@@ -172,8 +204,9 @@ def test_chunked_logprobs_and_entropy_match_the_full_softmax(chunk_tokens):
     hidden = rng.normal(size=(2, 12, 4)).astype(np.float32)
     head = rng.normal(size=(4, 7)).astype(np.float32)
     token_ids = rng.integers(0, 7, (2, 12)).astype(np.int32)
-    logprobs, entropy = token_logprobs(hidden, token_ids, lambda h: h @ head, temperature=0.7,
-                                       chunk_tokens=chunk_tokens)
+    logprobs, entropy = token_logprobs(
+        hidden, token_ids, lambda h: h @ head, temperature=0.7, chunk_tokens=chunk_tokens
+    )
     assert not np.asarray(logprobs[:, 0]).any()
     for row in range(2):
         for t in range(1, 12):
@@ -189,8 +222,9 @@ def test_chunking_does_not_change_the_gradient():
     token_ids = rng.integers(0, 7, (2, 12)).astype(np.int32)
 
     def loss(hidden, head, chunk_tokens):
-        logprobs, entropy = token_logprobs(hidden, token_ids, lambda h: h @ head, temperature=1.0,
-                                           chunk_tokens=chunk_tokens)
+        logprobs, entropy = token_logprobs(
+            hidden, token_ids, lambda h: h @ head, temperature=1.0, chunk_tokens=chunk_tokens
+        )
         return (logprobs + 0.1 * entropy).sum()
 
     whole, chunked = (jax.grad(loss, argnums=(0, 1))(hidden, head, chunk) for chunk in (10_000, 6))

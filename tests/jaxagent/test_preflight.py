@@ -23,7 +23,10 @@ def refused(capsys, *arguments: str) -> str:
     ("overrides", "says"),
     [
         (["--learner.ppo.clip_lo", "0.1"], "did you mean learner.ppo.clip_low?"),
-        (["--model", "{kind: pretrained, path: /no/such/model}"], "model.path=/no/such/model: no Hugging Face model folder"),
+        (
+            ["--model", "{kind: pretrained, path: /no/such/model}"],
+            "model.path=/no/such/model: no Hugging Face model folder",
+        ),
         (["--tasks.train", "/no/such/tasks"], "/no/such/tasks does not exist"),
         (["--tasks.train", "synthetic:all"], "synthetic:train or synthetic:heldout"),
         (["--tasks.skill", "cobol"], "skill='cobol' is not known; allowed: cpp, cpp_agent"),

@@ -19,8 +19,10 @@ def updated(tmp_path, mesh):
     stage = ppo_stage()
     learner.start_stage(stage)
     records += [learner.ppo_update(random_trajectories(6, seed=seed), stage) for seed in range(2)]
-    for stage, name in [(log_stage(FineTuneStage, epochs=1), "finetune_updates"),
-                        (log_stage(ValuePretrainStage, epochs=1), "value_updates")]:
+    for stage, name in [
+        (log_stage(FineTuneStage, epochs=1), "finetune_updates"),
+        (log_stage(ValuePretrainStage, epochs=1), "value_updates"),
+    ]:
         learner.start_stage(stage)
         records += getattr(learner, name)(random_trajectories(6), stage)
     return learner, records
@@ -68,8 +70,11 @@ def test_every_parameter_of_actor_and_critic_has_a_place_on_a_full_mesh():
 
 def test_a_parameter_without_axis_names_is_split_along_its_longest_axis():
     mesh = make_mesh(MeshConfig(fsdp=2), rows_per_microbatch=2)
-    params = {"wide": nnx.Param(np.zeros((4, 6), np.float32)), "odd": nnx.Param(np.zeros((3, 5), np.float32)),
-              "vector": nnx.Param(np.zeros(8, np.float32))}
+    params = {
+        "wide": nnx.Param(np.zeros((4, 6), np.float32)),
+        "odd": nnx.Param(np.zeros((3, 5), np.float32)),
+        "vector": nnx.Param(np.zeros(8, np.float32)),
+    }
     specs = {name: leaf.get_value().spec for name, leaf in param_shardings(params, mesh).items()}
     assert specs == {"wide": PartitionSpec(None, "fsdp"), "odd": PartitionSpec(), "vector": PartitionSpec()}
 
@@ -80,11 +85,14 @@ def test_an_unknown_axis_name_is_an_error():
         param_shardings({"w": nnx.Param(np.zeros((2, 2), np.float32), logical_axes=("embed", "sideways"))}, mesh)
 
 
-@pytest.mark.parametrize(("mesh", "message"), [
-    ({"context": 2}, "learner.mesh.context=2.*set it to 1"),
-    ({"fsdp": 4, "data": 2}, r"learner.mesh \(data=2, fsdp=4\) needs 8 devices and JAX sees 2"),
-    ({"fsdp": 2}, "learner.rows_per_microbatch=3 must be a multiple of mesh.data x mesh.fsdp = 2"),
-])
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ({"context": 2}, "learner.mesh.context=2.*set it to 1"),
+        ({"fsdp": 4, "data": 2}, r"learner.mesh \(data=2, fsdp=4\) needs 8 devices and JAX sees 2"),
+        ({"fsdp": 2}, "learner.rows_per_microbatch=3 must be a multiple of mesh.data x mesh.fsdp = 2"),
+    ],
+)
 def test_a_mesh_that_cannot_work_is_refused_with_the_next_step(mesh, message):
     with pytest.raises(ValueError, match=message):
         make_mesh(MeshConfig(**mesh), rows_per_microbatch=3)

@@ -20,7 +20,12 @@ from jaxagent.types import Batch, Targets
 from jaxagent.update import init_train_state, make_score, make_train_step
 
 ADAM = OptimizerConfig(learning_rate=1e-2, max_grad_norm=0.05, weight_decay=0.1)
-SCALARS = {"temperature": np.float32(1), "learning_rate": np.float32(1e-2), "warmup_updates": np.float32(0)}
+SCALARS = {
+    "temperature": np.float32(1),
+    "learning_rate": np.float32(1e-2),
+    "warmup_updates": np.float32(0),
+    "decay_updates": np.float32(0),
+}
 SEQUENCES = [to_sequence(trajectory, row_tokens=64, vocab_size=VOCAB) for trajectory in random_trajectories(7)]
 LAYOUTS = {"packed": (64, 4), "packed, rows one by one": (64, 1), "longer rows": (128, 2), "one row each": (64, 2)}
 
@@ -73,9 +78,13 @@ def test_packed_padded_and_microbatched_gradients_are_the_same(name):
         ids = batch.token_ids.reshape(-1, batch.token_ids.shape[-1])
         per_token = np.zeros(ids.shape, np.float32)
         for sequence in SEQUENCES:  # found by content, so this doesn't lean on the packing that is tested
-            row, start = next((row, start) for row in range(len(ids)) for start in range(ids.shape[1])
-                              if np.array_equal(ids[row, start:start + sequence.num_tokens], sequence.token_ids))
-            per_token[row, start:start + sequence.num_tokens] = advantages[sequence.trajectory_id]
+            row, start = next(
+                (row, start)
+                for row in range(len(ids))
+                for start in range(ids.shape[1])
+                if np.array_equal(ids[row, start : start + sequence.num_tokens], sequence.token_ids)
+            )
+            per_token[row, start : start + sequence.num_tokens] = advantages[sequence.trajectory_id]
         targets = Targets(advantages=per_token.reshape(batch.token_ids.shape))
         return take_step(PPO, batch, targets, num_microbatches)
 
@@ -93,8 +102,7 @@ def test_finetune_loss_is_the_mean_over_trajectories_of_the_mean_over_policy_tok
     for sequence in SEQUENCES:
         ids = np.pad(sequence.token_ids, (0, 40 - sequence.num_tokens))[None]  # causal: what follows doesn't matter
         logits = forward(ids, np.arange(40)[None])[0]
-        picked = [jax.nn.log_softmax(logits[t - 1])[sequence.token_ids[t]]
-                  for t in np.flatnonzero(sequence.loss_mask)]
+        picked = [jax.nn.log_softmax(logits[t - 1])[sequence.token_ids[t]] for t in np.flatnonzero(sequence.loss_mask)]
         means.append(-np.mean(picked))
     batch, num_microbatches = layout("packed")
     _, output = take_step(FINETUNE, batch, Targets(), num_microbatches)
@@ -108,8 +116,9 @@ def test_a_step_is_optax_adamw_behind_a_global_norm_clip():
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
     grads = jax.jit(jax.grad(lambda p: FINETUNE(nnx.merge(graphdef, p), flat, Targets(), SCALARS)[0]))(params)
     matrices = jax.tree.map_with_path(lambda path, _: "norm" not in jax.tree_util.keystr(path), params)
-    reference = optax.chain(optax.clip_by_global_norm(0.05),
-                            optax.adamw(1e-2, b1=0.9, b2=0.95, weight_decay=0.1, mask=matrices))
+    reference = optax.chain(
+        optax.clip_by_global_norm(0.05), optax.adamw(1e-2, b1=0.9, b2=0.95, weight_decay=0.1, mask=matrices)
+    )
     updates, _ = reference.update(grads, reference.init(params), params)
     expected = optax.apply_updates(params, updates)
     state, output = take_step(FINETUNE, batch, Targets(), num_microbatches)
@@ -122,7 +131,9 @@ def test_the_learning_rate_warms_up_linearly():
     batch, num_microbatches = layout("packed")
     state, rates = fresh_state(), []
     for _ in range(4):
-        state, output = step_of(FINETUNE)(state, batch, Targets(), num_microbatches, SCALARS | {"warmup_updates": np.float32(3)})
+        state, output = step_of(FINETUNE)(
+            state, batch, Targets(), num_microbatches, SCALARS | {"warmup_updates": np.float32(3)}
+        )
         rates.append(float(output.learning_rate))
     np.testing.assert_allclose(rates, [1e-2 / 3, 2e-2 / 3, 1e-2, 1e-2], rtol=1e-5)
 
@@ -152,8 +163,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_counts_itself(poison):
     batch, num_microbatches = layout("packed")
     advantages = np.where(batch.loss_mask, poison, 0).astype(np.float32)
     before = [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.split(tiny_actor(), nnx.Param)[1])]
-    state, output = take_step(PPO, batch, Targets(advantages=advantages),
-                              num_microbatches)
+    state, output = take_step(PPO, batch, Targets(advantages=advantages), num_microbatches)
     assert not bool(output.finite) and int(state.num_skipped) == 1 and int(state.num_steps) == 1
     for got, want in zip(jax.tree.leaves(state.params), before, strict=True):
         np.testing.assert_array_equal(got, want)
@@ -187,13 +197,16 @@ def test_scores_match_a_forward_pass_at_the_sampling_temperature():
     logits = actor.logits(actor(flat.token_ids, flat.positions, flat.segment_ids)) / 0.5
     full = np.asarray(jax.nn.log_softmax(logits))
     for row, t in zip(*np.nonzero(flat.loss_mask), strict=True):
-        np.testing.assert_allclose(got.reshape(flat.token_ids.shape)[row, t], full[row, t - 1, flat.token_ids[row, t]],
-                                   rtol=1e-4)
+        np.testing.assert_allclose(
+            got.reshape(flat.token_ids.shape)[row, t], full[row, t - 1, flat.token_ids[row, t]], rtol=1e-4
+        )
 
 
 def test_shorter_rows_keep_the_tokens_of_a_microbatch():
     config = LearnerConfig(row_tokens=64, rows_per_microbatch=2)
     mesh = make_mesh(MeshConfig(), rows_per_microbatch=2)
-    shapes = [Minibatch.of(SEQUENCES, [0.0] * 7, config=config, row_tokens=row_tokens, mesh=mesh).batch.token_ids.shape
-              for row_tokens in (64, 32)]
+    shapes = [
+        Minibatch.of(SEQUENCES, [0.0] * 7, config=config, row_tokens=row_tokens, mesh=mesh).batch.token_ids.shape
+        for row_tokens in (64, 32)
+    ]
     assert shapes == [(8, 2, 64), (8, 4, 32)]

@@ -19,8 +19,17 @@ from sandbox.types import Judgement, Outcome
 VOCAB = 32
 
 
-TINY = DecoderConfig(family="llama", vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2,
-                     num_kv_heads=1, head_dim=8, tie_embeddings=True)
+TINY = DecoderConfig(
+    family="llama",
+    vocab_size=VOCAB,
+    hidden_size=16,
+    intermediate_size=32,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    tie_embeddings=True,
+)
 
 
 @functools.cache
@@ -36,8 +45,15 @@ def tiny_actor(seed=0, config=TINY):
 def make_learner(dump_dir, *, seed=0, config=TINY, **settings):
     """A learner of a tiny decoder; `settings` are LearnerConfig's."""
     settings = {"row_tokens": 64, "rows_per_microbatch": 2, "logits_chunk_tokens": 64} | settings
-    return Learner(tiny_actor(config=config), make_critic=Critic.from_decoder, export=named_weights,
-                   config=LearnerConfig(**settings), seed=seed, dump_dir=dump_dir, vocab_size=VOCAB)
+    return Learner(
+        tiny_actor(config=config),
+        make_critic=Critic.from_decoder,
+        export=named_weights,
+        config=LearnerConfig(**settings),
+        seed=seed,
+        dump_dir=dump_dir,
+        vocab_size=VOCAB,
+    )
 
 
 def weights_of(learner):
@@ -46,15 +62,29 @@ def weights_of(learner):
 
 def make_turn(prompt, output, version=0, logprobs=None, **fields):
     logprobs = -np.ones(len(output)) if logprobs is None else logprobs
-    return Turn(prompt_token_ids=np.array(prompt, np.int32), token_ids=np.array(output, np.int32),
-                logprobs=np.asarray(logprobs, np.float32), policy_versions=np.full(len(output), version, np.int32),
-                text="", **fields)
+    return Turn(
+        prompt_token_ids=np.array(prompt, np.int32),
+        token_ids=np.array(output, np.int32),
+        logprobs=np.asarray(logprobs, np.float32),
+        policy_versions=np.full(len(output), version, np.int32),
+        text="",
+        **fields,
+    )
 
 
 def make_trajectory(turns, name="t", reward=1.0, stop_reason=StopReason.FINISHED, **fields):
     outcome = Outcome.CORRECT if reward > 0 else Outcome.WRONG
-    return Trajectory(trajectory_id=name, task_id="task", sample_index=0, stage="s", seed=0, turns=turns,
-                      judgement=Judgement(outcome=outcome, reward=reward, message=""), stop_reason=stop_reason, **fields)
+    return Trajectory(
+        trajectory_id=name,
+        task_id="task",
+        sample_index=0,
+        stage="s",
+        seed=0,
+        turns=turns,
+        judgement=Judgement(outcome=outcome, reward=reward, message=""),
+        stop_reason=stop_reason,
+        **fields,
+    )
 
 
 def random_trajectories(count, *, seed=0, version=0, longest=40, rewards=(-1.0, 1.0, 2.0, 3.0)):
@@ -66,7 +96,9 @@ def random_trajectories(count, *, seed=0, version=0, longest=40, rewards=(-1.0, 
         first = rng.integers(0, VOCAB, rng.integers(2, longest // 3)).tolist()
         tool = rng.integers(0, VOCAB, 4).tolist()
         second = rng.integers(0, VOCAB, rng.integers(2, longest // 3)).tolist()
-        turns = [make_turn(prompt, first, version, rng.normal(-3.4, 0.2, len(first))),
-                 make_turn(prompt + first + tool, second, version, rng.normal(-3.4, 0.2, len(second)))]
+        turns = [
+            make_turn(prompt, first, version, rng.normal(-3.4, 0.2, len(first))),
+            make_turn(prompt + first + tool, second, version, rng.normal(-3.4, 0.2, len(second))),
+        ]
         made.append(make_trajectory(turns, f"t{seed}-{index}", float(rng.choice(rewards))))
     return made

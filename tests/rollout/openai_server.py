@@ -30,7 +30,12 @@ class OpenAIServer:
         """JSON text of the answer, sent as it stands."""
         self.app = fastapi.FastAPI()
         self.app.post("/v1/chat/completions")(self._complete)
-        self.app.get("/v1/models")(lambda: {"object": "list", "data": [{"id": "scripted", "object": "model", "created": 0, "owned_by": "tests"}]})
+        self.app.get("/v1/models")(
+            lambda: {
+                "object": "list",
+                "data": [{"id": "scripted", "object": "model", "created": 0, "owned_by": "tests"}],
+            }
+        )
 
     def _complete(self, body: dict[str, Any], authorization: str = fastapi.Header("")) -> Any:
         self.requests.append(body)
@@ -52,7 +57,9 @@ class OpenAIServer:
             return JSONResponse({"error": {"message": message, "code": "context_length_exceeded"}}, status_code=400)
         if self.raw_content is not None:
             choice = f'{{"index": 0, "finish_reason": "stop", "message": {{"role": "assistant", "content": {self.raw_content}}}}}'
-            raw = f'{{"id": "c", "object": "chat.completion", "created": 0, "model": "scripted", "choices": [{choice}]}}'
+            raw = (
+                f'{{"id": "c", "object": "chat.completion", "created": 0, "model": "scripted", "choices": [{choice}]}}'
+            )
             return fastapi.Response(raw, media_type="application/json")
         text = self.answer(body["messages"])
         cut = text[: limit * 4]

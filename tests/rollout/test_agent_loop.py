@@ -149,7 +149,9 @@ async def test_no_reply_at_all_in_time_is_our_trouble(tools: ToolBox) -> None:
         await conduct(ScriptedPolicy(script, think_s=5.0), tools, max_seconds=0.2)
 
 
-async def test_a_prompt_longer_than_the_context_is_refused_before_anything_runs(tools: ToolBox, chat: ChatFormat) -> None:
+async def test_a_prompt_longer_than_the_context_is_refused_before_anything_runs(
+    tools: ToolBox, chat: ChatFormat
+) -> None:
     script, _ = playing("Done.")
     with pytest.raises(ValueError, match="dialogue.max_context_tokens=20 leaves no room"):
         await conduct(ScriptedPolicy(script, chat), tools, max_context_tokens=20)
@@ -218,12 +220,21 @@ class BrokenEngine(TextEngine):
     ("change", "message"),
     [
         (lambda c: {"logprobs": c.logprobs[:-1]}, "they must be as many"),
-        (lambda c: {"token_ids": c.token_ids[:0], "logprobs": c.logprobs[:0], "policy_versions": c.policy_versions[:0]}, "0 tokens"),
+        (
+            lambda c: {
+                "token_ids": c.token_ids[:0],
+                "logprobs": c.logprobs[:0],
+                "policy_versions": c.policy_versions[:0],
+            },
+            "0 tokens",
+        ),
         (lambda c: {"logprobs": np.full_like(c.logprobs, np.nan)}, "not finite"),
         (lambda c: {"token_ids": c.token_ids[::-1]}, "its last token is no stop token"),
     ],
 )
-async def test_an_engine_that_contradicts_itself_is_our_trouble(tools: ToolBox, chat: ChatFormat, change, message) -> None:
+async def test_an_engine_that_contradicts_itself_is_our_trouble(
+    tools: ToolBox, chat: ChatFormat, change, message
+) -> None:
     import dataclasses
 
     engine = BrokenEngine(chat, lambda completion: dataclasses.replace(completion, **change(completion)))

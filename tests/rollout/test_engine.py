@@ -28,11 +28,22 @@ from rollout.weights import WeightsError, WeightsWriter
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
 VOCAB = 192
-SHAPE = {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
-         "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "initializer_range": 0.1}
-CONFIG = EngineConfig(max_model_len=256, max_num_seqs=16, kv_cache_gib=0.125, cpu_threads=1, start_timeout_s=300.0,
-                      publish_timeout_s=60.0)
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "initializer_range": 0.1,
+}
+CONFIG = EngineConfig(
+    max_model_len=256, max_num_seqs=16, kv_cache_gib=0.125, cpu_threads=1, start_timeout_s=300.0, publish_timeout_s=60.0
+)
 LARGEST_GAP = 1e-4  # of a float32 logprob
 
 
@@ -51,8 +62,9 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
             yield name, tensor.numpy()
 
 
-def reference_logprobs(model: PreTrainedModel, prompt: Sequence[int], token_ids: np.ndarray,
-                       temperature: float = 1.0) -> np.ndarray:
+def reference_logprobs(
+    model: PreTrainedModel, prompt: Sequence[int], token_ids: np.ndarray, temperature: float = 1.0
+) -> np.ndarray:
     """[T] logprobs of `token_ids` after `prompt`, by transformers."""
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *token_ids.tolist()]])).logits[0].float() / temperature
@@ -65,16 +77,24 @@ def prompts(count: int, length: int = 20) -> list[list[int]]:
     return [rng.integers(0, VOCAB, length).tolist() for _ in range(count)]
 
 
-async def generate_all(engine: VllmEngine, count: int, *, max_tokens: int = 40,
-                       temperature: float = 1.0) -> list[Completion]:
-    return await asyncio.gather(*(
-        engine.generate(prompt, SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=index), f"d{index}")
-        for index, prompt in enumerate(prompts(count))))
+async def generate_all(
+    engine: VllmEngine, count: int, *, max_tokens: int = 40, temperature: float = 1.0
+) -> list[Completion]:
+    return await asyncio.gather(
+        *(
+            engine.generate(
+                prompt, SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=index), f"d{index}"
+            )
+            for index, prompt in enumerate(prompts(count))
+        )
+    )
 
 
 def largest_gap(model: PreTrainedModel, completions: Sequence[Completion], temperature: float = 1.0) -> float:
-    return max(float(np.abs(reference_logprobs(model, prompt, found.token_ids, temperature) - found.logprobs).max())
-               for prompt, found in zip(prompts(len(completions)), completions, strict=True))
+    return max(
+        float(np.abs(reference_logprobs(model, prompt, found.token_ids, temperature) - found.logprobs).max())
+        for prompt, found in zip(prompts(len(completions)), completions, strict=True)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +142,9 @@ async def test_logprobs_are_those_of_the_logits_divided_by_the_temperature(engin
 async def test_tokens_are_drawn_from_the_distribution_whose_logprobs_are_reported(engine, models) -> None:
     """Chi-square of 1,500 draws over groups of tokens that are equally likely, at T = 0.7, by transformers."""
     temperature, draws, groups, prompt = 0.7, 1500, 12, prompts(1)[0]
-    found = await asyncio.gather(*(engine.generate(prompt, SamplingParams(max_tokens=1, temperature=temperature, seed=k))
-                                   for k in range(draws)))
+    found = await asyncio.gather(
+        *(engine.generate(prompt, SamplingParams(max_tokens=1, temperature=temperature, seed=k)) for k in range(draws))
+    )
     with torch.no_grad():
         likely = (models[0](torch.tensor([prompt])).logits[0, -1].double() / temperature).softmax(-1).numpy()
     order = np.argsort(likely)
@@ -159,16 +180,20 @@ async def test_a_reply_ends_where_the_context_ends(engine) -> None:
     assert found.finish_reason == "length" and len(found.token_ids) == 6
 
 
-@pytest.mark.parametrize(("prompt", "params", "message"), [
-    ([], SamplingParams(max_tokens=4), "the prompt has 0 tokens"),
-    ([1] * 256, SamplingParams(max_tokens=4), "max_model_len=256 it may have 1 to 255"),
-    ([1, VOCAB], SamplingParams(max_tokens=4), f"run from 1 to {VOCAB}; the model knows 0 to {VOCAB - 1}"),
-    ([-1, 5], SamplingParams(max_tokens=4), "run from -1 to 5"),
-    ([1], SamplingParams(max_tokens=0), "max_tokens=0"),
-    ([1], SamplingParams(max_tokens=4, temperature=0.001), "temperature=0.001"),
-])
-async def test_requests_that_cannot_be_served_say_why(engine, prompt: list[int], params: SamplingParams,
-                                                      message: str) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([], SamplingParams(max_tokens=4), "the prompt has 0 tokens"),
+        ([1] * 256, SamplingParams(max_tokens=4), "max_model_len=256 it may have 1 to 255"),
+        ([1, VOCAB], SamplingParams(max_tokens=4), f"run from 1 to {VOCAB}; the model knows 0 to {VOCAB - 1}"),
+        ([-1, 5], SamplingParams(max_tokens=4), "run from -1 to 5"),
+        ([1], SamplingParams(max_tokens=0), "max_tokens=0"),
+        ([1], SamplingParams(max_tokens=4, temperature=0.001), "temperature=0.001"),
+    ],
+)
+async def test_requests_that_cannot_be_served_say_why(
+    engine, prompt: list[int], params: SamplingParams, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         await engine.generate(prompt, params)
 
@@ -228,7 +253,10 @@ async def test_weights_that_are_not_as_announced_are_rejected_and_the_old_ones_s
     with pytest.raises(WeightsError, match="cannot be read: No such file"):
         await engine.publish(good)
     for wrong, message in (
-        ([(name, array) for name, array in named_weights(new) if "layers.1.mlp.up" not in name], "missing .'model.layer"),
+        (
+            [(name, array) for name, array in named_weights(new) if "layers.1.mlp.up" not in name],
+            "missing .'model.layer",
+        ),
         ([*named_weights(new), ("lm_head.weight", np.zeros((VOCAB, 128), np.float32))], "unknown .'lm_head.weight'"),
         ([(name, array[:1]) for name, array in named_weights(new)], "other shape"),
     ):
@@ -267,7 +295,8 @@ async def test_health_notices_a_frozen_process_and_its_return(engine) -> None:
 
 
 async def test_an_untied_model_with_biases_is_published_whole_and_a_publish_that_hangs_ends_the_engine(
-        tmp_path: Path, writer) -> None:
+    tmp_path: Path, writer
+) -> None:
     config = Qwen2Config(**SHAPE, tie_word_embeddings=False)
     old, new = make_model(config, 2), make_model(config, 3)
     old.save_pretrained(tmp_path)
@@ -289,8 +318,11 @@ async def test_an_untied_model_with_biases_is_published_whole_and_a_publish_that
         assert not psutil.pid_exists(pid)
         with pytest.raises(EngineError):
             await running
-        for call in (generate_all(engine, 1), engine.check_health(),
-                     engine.publish(writer.write(named_weights(old), version=8))):
+        for call in (
+            generate_all(engine, 1),
+            engine.check_health(),
+            engine.publish(writer.write(named_weights(old), version=8)),
+        ):
             with pytest.raises(EngineError, match="cannot be used: publishing version 7"):
                 await call
     finally:
@@ -308,20 +340,27 @@ async def test_a_start_that_takes_too_long_leaves_no_process(models, tmp_path: P
         await engine.generate([1], SamplingParams(max_tokens=1))
     deadline = time.monotonic() + 120.0
     while time.monotonic() < deadline:
-        left = [child for child in psutil.Process().children(recursive=True)
-                if child.pid not in before and "resource_tracker" not in " ".join(child.cmdline())]
+        left = [
+            child
+            for child in psutil.Process().children(recursive=True)
+            if child.pid not in before and "resource_tracker" not in " ".join(child.cmdline())
+        ]
         if not left:
             break
         await asyncio.sleep(0.2)
     assert not left
 
 
-@pytest.mark.parametrize(("prepare", "change", "message"), [
-    (False, {}, "is no model folder"),
-    (True, {"weight_transfer": "nccl"}, "engine.weight_transfer='nccl' is not available"),
-])
-async def test_a_start_that_cannot_work_says_so_at_once(models, tmp_path: Path, prepare: bool, change: dict[str, str],
-                                                        message: str) -> None:
+@pytest.mark.parametrize(
+    ("prepare", "change", "message"),
+    [
+        (False, {}, "is no model folder"),
+        (True, {"weight_transfer": "nccl"}, "engine.weight_transfer='nccl' is not available"),
+    ],
+)
+async def test_a_start_that_cannot_work_says_so_at_once(
+    models, tmp_path: Path, prepare: bool, change: dict[str, str], message: str
+) -> None:
     if prepare:
         models[0].save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=message):
@@ -329,7 +368,8 @@ async def test_a_start_that_cannot_work_says_so_at_once(models, tmp_path: Path, 
 
 
 async def test_a_vllm_that_would_not_find_the_plugin_is_noticed_before_it_starts(
-        models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     models[0].save_pretrained(tmp_path)
     monkeypatch.setenv("VLLM_PLUGINS", "another")
     with pytest.raises(ValueError, match="VLLM_PLUGINS='another' keeps vLLM from loading jaxagent"):
@@ -354,8 +394,12 @@ async def test_an_engine_does_not_outlive_a_killed_parent(models, tmp_path: Path
     script = tmp_path / "parent.py"
     script.write_text("if __name__ == '__main__':\n" + textwrap.indent(PARENT, "    "))
     root = str(Path(__file__).parents[2])
-    parent = subprocess.Popen([sys.executable, str(script), str(tmp_path)], stdout=subprocess.PIPE, text=True,
-                              env=os.environ | {"PYTHONPATH": root})
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": root},
+    )
     assert parent.stdout is not None
     pid = await asyncio.to_thread(lambda: next(int(line) for line in parent.stdout if line.strip().isdigit()))
     engine_process = psutil.Process(pid)

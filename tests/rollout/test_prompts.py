@@ -12,7 +12,7 @@ from rollout.tools import agent_tools, answer_tools
 from rollout.tools.workspace import WorkdirFiles
 from sandbox.types import Task
 
-CODE = '''import torch
+CODE = """import torch
 
 
 class Model(torch.nn.Module):
@@ -30,7 +30,7 @@ def get_inputs():
 
 def get_init_inputs():
     return [0.5]
-'''
+"""
 TASK = Task(task_id="relu_scale", code=CODE)
 
 
@@ -61,7 +61,12 @@ def test_the_compact_prompt_is_short_and_holds_the_code_verbatim(tmp_path: Path,
 @pytest.mark.parametrize("parser", ["qwen3_coder", "hermes", "react"])
 def test_the_full_prompt_teaches_tools_protocol_and_guide(tmp_path: Path, parser: str) -> None:
     prompt = rendered(tmp_path, parser, prompt="full", max_turns=7)
-    for needed in ["at most 7 replies", '"name": "multi_edit"', make_parser(parser).instructions(), "Kernels go to kernels/."]:
+    for needed in [
+        "at most 7 replies",
+        '"name": "multi_edit"',
+        make_parser(parser).instructions(),
+        "Kernels go to kernels/.",
+    ]:
         assert needed in prompt.system
     assert CODE.strip() in prompt.user
 
@@ -74,7 +79,9 @@ def test_a_full_single_turn_prompt_shows_a_write_and_offers_no_shell(tmp_path: P
 
 def test_a_template_of_ones_own_may_build_on_ours(tmp_path: Path) -> None:
     template = tmp_path / "mine.j2"
-    template.write_text('{% extends "full.j2" %}{% block user %}{{ task.task_id }}: {{ skill.extension_module }}{% endblock %}')
+    template.write_text(
+        '{% extends "full.j2" %}{% block user %}{{ task.task_id }}: {{ skill.extension_module }}{% endblock %}'
+    )
     prompt = rendered(tmp_path, prompt=str(template))
     assert prompt.user == "relu_scale: cpp_kernels" and "# Guide" in prompt.system
 
@@ -97,5 +104,3 @@ def test_a_broken_template_is_named_with_its_fault(tmp_path: Path, text: str, me
 def test_an_unknown_prompt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="dialogue.prompt='tiny' is neither compact nor full nor a template file"):
         rendered(tmp_path, prompt="tiny")
-
-

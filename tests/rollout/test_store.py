@@ -43,8 +43,9 @@ def make_turn(rng: np.random.Generator, prompt: np.ndarray, *, num_tokens: int) 
     )
 
 
-def make_trajectory(name: str = "stage1:0", *, stage: str = "stage1", seed: int = 0, num_turns: int = 3,
-                    num_tokens: int = 20) -> Trajectory:
+def make_trajectory(
+    name: str = "stage1:0", *, stage: str = "stage1", seed: int = 0, num_turns: int = 3, num_tokens: int = 20
+) -> Trajectory:
     rng = np.random.default_rng(seed)
     turns: list[Turn] = []
     prompt = rng.integers(0, 1024, 50).astype(np.int32)
@@ -52,10 +53,17 @@ def make_trajectory(name: str = "stage1:0", *, stage: str = "stage1", seed: int 
         turns.append(make_turn(rng, prompt, num_tokens=num_tokens))
         prompt = np.concatenate((prompt, turns[-1].token_ids, rng.integers(0, 1024, 7).astype(np.int32)))
     return Trajectory(
-        trajectory_id=name, task_id="synthetic/1", sample_index=seed, stage=stage, seed=seed, turns=turns,
-        judgement=Judgement(outcome=Outcome.CORRECT, reward=3.0, message="", candidate_ms=1.25, eager_ms=3.5,
-                            compile_ms=None),
-        stop_reason=StopReason.FINISHED, seconds=12.75,
+        trajectory_id=name,
+        task_id="synthetic/1",
+        sample_index=seed,
+        stage=stage,
+        seed=seed,
+        turns=turns,
+        judgement=Judgement(
+            outcome=Outcome.CORRECT, reward=3.0, message="", candidate_ms=1.25, eager_ms=3.5, compile_ms=None
+        ),
+        stop_reason=StopReason.FINISHED,
+        seconds=12.75,
     )
 
 
@@ -95,19 +103,39 @@ def test_what_was_appended_is_read_back_exactly_by_another_opening(tmp_path: Pat
 tokens = hnp.arrays(np.int32, st.integers(0, 30))
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=6)
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
 any_text = st.text(st.characters(exclude_categories=()), max_size=40)  # lone surrogates too
 judgements = st.builds(
-    Judgement, outcome=st.sampled_from(Outcome), reward=st.none() | st.sampled_from([-1.0, 1.0, 2.0, 3.0]),
-    message=any_text, candidate_ms=st.none() | st.floats(0, 1e6),
-    details=st.dictionaries(st.text(max_size=5), json_values, max_size=3))
+    Judgement,
+    outcome=st.sampled_from(Outcome),
+    reward=st.none() | st.sampled_from([-1.0, 1.0, 2.0, 3.0]),
+    message=any_text,
+    candidate_ms=st.none() | st.floats(0, 1e6),
+    details=st.dictionaries(st.text(max_size=5), json_values, max_size=3),
+)
 turns = st.builds(
-    Turn, prompt_token_ids=tokens, token_ids=tokens, logprobs=hnp.arrays(np.float32, st.integers(0, 30)),
-    policy_versions=tokens, text=any_text,
-    tool_calls=st.lists(st.builds(ToolCall, name=any_text, error=st.none() | any_text,
-                                  arguments=st.dictionaries(any_text, json_values, max_size=3)), max_size=2),
-    observations=st.lists(any_text, max_size=2), judgement=st.none() | judgements, truncated=st.booleans(),
-    routing=st.none() | hnp.arrays(st.sampled_from([np.uint8, np.int16]), hnp.array_shapes(max_dims=3, max_side=4)))
+    Turn,
+    prompt_token_ids=tokens,
+    token_ids=tokens,
+    logprobs=hnp.arrays(np.float32, st.integers(0, 30)),
+    policy_versions=tokens,
+    text=any_text,
+    tool_calls=st.lists(
+        st.builds(
+            ToolCall,
+            name=any_text,
+            error=st.none() | any_text,
+            arguments=st.dictionaries(any_text, json_values, max_size=3),
+        ),
+        max_size=2,
+    ),
+    observations=st.lists(any_text, max_size=2),
+    judgement=st.none() | judgements,
+    truncated=st.booleans(),
+    routing=st.none() | hnp.arrays(st.sampled_from([np.uint8, np.int16]), hnp.array_shapes(max_dims=3, max_side=4)),
+)
 
 
 @given(st.lists(turns, max_size=4), st.data())
@@ -117,11 +145,21 @@ def test_any_trajectory_survives_the_codec_bit_for_bit(drawn: list[Turn], data: 
     for turn in drawn:  # half of the prompts continue the dialogue, as real ones do; the rest do not
         if chained and data.draw(st.booleans()):
             prompt = np.concatenate((chained[-1].prompt_token_ids, chained[-1].token_ids, turn.prompt_token_ids))
-            turn = Turn(**{name: getattr(turn, name) for name in Turn.__dataclass_fields__}
-                        | {"prompt_token_ids": prompt})
+            turn = Turn(
+                **{name: getattr(turn, name) for name in Turn.__dataclass_fields__} | {"prompt_token_ids": prompt}
+            )
         chained.append(turn)
-    trajectory = Trajectory(trajectory_id="x", task_id="t", sample_index=1, stage="s", seed=2**70, turns=chained,
-                            judgement=data.draw(judgements), stop_reason=StopReason.MAX_TURNS, seconds=0.1)
+    trajectory = Trajectory(
+        trajectory_id="x",
+        task_id="t",
+        sample_index=1,
+        stage="s",
+        seed=2**70,
+        turns=chained,
+        judgement=data.draw(judgements),
+        stop_reason=StopReason.MAX_TURNS,
+        seconds=0.1,
+    )
     assert_same(decode_trajectory(encode_trajectory(trajectory)), trajectory)
 
 
@@ -279,8 +317,12 @@ def test_a_writer_killed_at_any_moment_loses_nothing_it_acknowledged(tmp_path: P
     rng = random.Random(0)
     acknowledged = -1
     for _ in range(4):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True,
-                                  cwd=Path(__file__).parents[2])
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
         assert writer.stdout is not None
         assert int(writer.stdout.readline()) == acknowledged + 1  # the lock is free, and numbering goes on
         time.sleep(rng.random() * 0.3)

@@ -98,7 +98,9 @@ async def test_multi_edit_makes_all_replacements_or_none(tools: ToolBox, sandbox
     )
     assert "edit 2 of 2: old does not occur" in failed and "nothing was changed" in failed
     assert await sandbox.read_file("model_new.py") == "a\nb\n"
-    done = await act(tools, "multi_edit", path="model_new.py", edits='[{"old": "a", "new": "c"}, {"old": "c", "new": "d"}]')
+    done = await act(
+        tools, "multi_edit", path="model_new.py", edits='[{"old": "a", "new": "c"}, {"old": "c", "new": "d"}]'
+    )
     assert done == "made 2 edits in model_new.py"
     assert await sandbox.read_file("model_new.py") == "d\nb\n"
 
@@ -143,7 +145,9 @@ def test_glob_patterns_match_as_in_a_shell() -> None:
 
 async def test_notebooks_and_todos(tools: ToolBox) -> None:
     await act(tools, "write", path="n.ipynb", content='{"cells": [{"cell_type": "code", "source": "1"}]}')
-    assert await act(tools, "notebook_edit", path="n.ipynb", cell="1", mode="insert", source="2") == "n.ipynb has 2 cells"
+    assert (
+        await act(tools, "notebook_edit", path="n.ipynb", cell="1", mode="insert", source="2") == "n.ipynb has 2 cells"
+    )
     assert await act(tools, "notebook_edit", path="n.ipynb", cell="0", mode="delete") == "n.ipynb has 1 cells"
     assert "not within 0 to 0" in await act(tools, "notebook_edit", path="n.ipynb", cell="3", source="x")
     todos = [{"content": "verify", "status": "completed"}, {"content": "profile", "status": "pending"}]
@@ -170,7 +174,9 @@ async def test_calls_that_the_schema_refuses_come_back_as_errors(tools: ToolBox)
 
 
 def test_schemas_have_the_form_that_chat_apis_take() -> None:
-    schema = ToolSchema("read", "Reads.", (Parameter("path", "string", "File."), Parameter("n", "integer", "N.", False)))
+    schema = ToolSchema(
+        "read", "Reads.", (Parameter("path", "string", "File."), Parameter("n", "integer", "N.", False))
+    )
     assert schema.to_json() == {
         "type": "function",
         "function": {

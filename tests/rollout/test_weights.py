@@ -39,7 +39,9 @@ def read(paths: list[str]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("max_file_bytes", [1 << 30, 300])
-def test_a_package_holds_every_array_bit_for_bit_and_says_what_its_bytes_are(tmp_path: Path, max_file_bytes: int) -> None:
+def test_a_package_holds_every_array_bit_for_bit_and_says_what_its_bytes_are(
+    tmp_path: Path, max_file_bytes: int
+) -> None:
     writer = WeightsWriter(directory=tmp_path, max_file_bytes=max_file_bytes)
     package = writer.write(arrays().items(), version=3)
     assert package.version == 3 and len(package.files) == (1 if max_file_bytes > 300 else 2)
@@ -58,8 +60,10 @@ def test_packages_that_differ_in_one_bit_have_other_digests(tmp_path: Path) -> N
     writer = WeightsWriter(directory=tmp_path)
     changed = arrays()
     changed["model.embed_tokens.weight"].view(np.uint32)[0, 0] ^= 1
-    digests = {writer.write(weights.items(), version=version).sha256
-               for version, weights in enumerate((arrays(), arrays(), changed))}
+    digests = {
+        writer.write(weights.items(), version=version).sha256
+        for version, weights in enumerate((arrays(), arrays(), changed))
+    }
     assert len(digests) == 2
     writer.close()
 
@@ -74,8 +78,10 @@ def test_only_the_last_packages_are_kept_and_closing_removes_all(tmp_path: Path)
 
 
 def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_holds_is_not(tmp_path: Path) -> None:
-    script = (f"import os; from rollout.weights import WeightsWriter; from tests.rollout.test_weights import arrays\n"
-              f"WeightsWriter(directory={str(tmp_path)!r}).write(arrays().items(), version=1); os.kill(os.getpid(), 9)")
+    script = (
+        f"import os; from rollout.weights import WeightsWriter; from tests.rollout.test_weights import arrays\n"
+        f"WeightsWriter(directory={str(tmp_path)!r}).write(arrays().items(), version=1); os.kill(os.getpid(), 9)"
+    )
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == -9
     (abandoned,) = tmp_path.iterdir()
     writer = WeightsWriter(directory=tmp_path)
@@ -88,10 +94,13 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_holds_is_not
     writer.close()
 
 
-@pytest.mark.parametrize(("named", "message"), [
-    ([], "version 5 has no weights"),
-    ([("a", np.zeros(3)), ("a", np.ones(3))], "'a' comes twice"),
-])
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ([], "version 5 has no weights"),
+        ([("a", np.zeros(3)), ("a", np.ones(3))], "'a' comes twice"),
+    ],
+)
 def test_a_package_that_cannot_be_right_is_refused(tmp_path: Path, named, message: str) -> None:
     writer = WeightsWriter(directory=tmp_path)
     with pytest.raises(WeightsError, match=message):

@@ -19,7 +19,9 @@ def baseline_dir(folder: Path) -> Path:
     return fresh
 
 
-CHAIN_TASK = Task(task_id="chain", code="""
+CHAIN_TASK = Task(
+    task_id="chain",
+    code="""
 import torch
 import torch.nn as nn
 
@@ -39,9 +41,12 @@ def get_inputs():
 
 def get_init_inputs():
     return [0.7]
-""")
+""",
+)
 
-AFFINE_TASK = Task(task_id="affine", code="""
+AFFINE_TASK = Task(
+    task_id="affine",
+    code="""
 import torch
 import torch.nn as nn
 
@@ -62,7 +67,8 @@ def get_inputs():
 
 def get_init_inputs():
     return [100]
-""")
+""",
+)
 
 CHAIN_KERNEL = """
 #include <cstdint>

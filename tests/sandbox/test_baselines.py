@@ -16,8 +16,9 @@ TASK = Task(task_id="one", code="class Model: ...")
 
 
 def baseline(eager_ms: float = 2.0) -> Baseline:
-    return Baseline(eager_ms=eager_ms, compile_ms=1.0, eager={"p25_ms": 1.9}, compile={"p25_ms": 0.9}, compile_s=3.0,
-                    seconds=4.0)
+    return Baseline(
+        eager_ms=eager_ms, compile_ms=1.0, eager={"p25_ms": 1.9}, compile={"p25_ms": 0.9}, compile_s=3.0, seconds=4.0
+    )
 
 
 def slow_measure(folder: str, counter: str) -> None:

@@ -29,7 +29,9 @@ extern "C" long lambda(long in, bool is) { return is ? in : -in; }
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bindings")
-    result = CompileService(CompileConfig(cache_dir=folder / "cache")).compile("cpp", Candidate(files={"kernels/k.cpp": SOURCE}))
+    result = CompileService(CompileConfig(cache_dir=folder / "cache")).compile(
+        "cpp", Candidate(files={"kernels/k.cpp": SOURCE})
+    )
     assert result.artifact is not None, result.message
     (folder / "k.so").write_bytes(result.artifact.shared_object)
     return load_module("cpp_kernels", folder / "k.so", result.artifact.interface)
@@ -52,23 +54,41 @@ def test_parameters_and_views_that_are_contiguous_pass(kernels):
 
 def test_every_dtype_has_its_pointer(kernels):
     one = torch.ones(2)
-    tensors = [one.to(dtype) for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool,
-                                           torch.bfloat16, torch.float16)]
+    tensors = [
+        one.to(dtype)
+        for dtype in (
+            torch.int8,
+            torch.uint8,
+            torch.int16,
+            torch.int32,
+            torch.int64,
+            torch.bool,
+            torch.bfloat16,
+            torch.float16,
+        )
+    ]
     assert kernels.dtypes(*tensors) == 8
     assert kernels.is_null(None) is True and kernels.is_null(one) is False
 
 
-@pytest.mark.parametrize(("arguments", "error", "said"), [
-    (lambda x, y: (x, y, 4), TypeError, "missing 1 required positional argument: 'a'"),
-    (lambda x, y: (x, y, 4, 1.0, 2), TypeError, "axpy() takes 4 positional arguments"),
-    (lambda x, y: (x.double(), y, 4, 1.0), TypeError, "cpp_kernels.axpy: x is float32* and takes a tensor of float32, got torch.float64"),
-    (lambda x, y: (x, y[::2], 2, 1.0), TypeError, "call .contiguous() first"),
-    (lambda x, y: (x.to("meta"), y, 4, 1.0), TypeError, "takes a CPU tensor"),
-    (lambda x, y: (x.tolist(), y, 4, 1.0), TypeError, "takes a torch.Tensor or None, got list"),
-    (lambda x, y: (x, y, 4.0, 1.0), TypeError, "n is int64 and takes an int, got float"),
-    (lambda x, y: (x, y, 2**63, 1.0), OverflowError, "n is int64 and cannot hold"),
-    (lambda x, y: (x, y, 4, "1"), TypeError, "a takes a float or int, got str"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        (lambda x, y: (x, y, 4), TypeError, "missing 1 required positional argument: 'a'"),
+        (lambda x, y: (x, y, 4, 1.0, 2), TypeError, "axpy() takes 4 positional arguments"),
+        (
+            lambda x, y: (x.double(), y, 4, 1.0),
+            TypeError,
+            "cpp_kernels.axpy: x is float32* and takes a tensor of float32, got torch.float64",
+        ),
+        (lambda x, y: (x, y[::2], 2, 1.0), TypeError, "call .contiguous() first"),
+        (lambda x, y: (x.to("meta"), y, 4, 1.0), TypeError, "takes a CPU tensor"),
+        (lambda x, y: (x.tolist(), y, 4, 1.0), TypeError, "takes a torch.Tensor or None, got list"),
+        (lambda x, y: (x, y, 4.0, 1.0), TypeError, "n is int64 and takes an int, got float"),
+        (lambda x, y: (x, y, 2**63, 1.0), OverflowError, "n is int64 and cannot hold"),
+        (lambda x, y: (x, y, 4, "1"), TypeError, "a takes a float or int, got str"),
+    ],
+)
 def test_a_wrong_call_says_which_argument_and_why(kernels, arguments, error, said):
     with pytest.raises(error) as caught:
         kernels.axpy(*arguments(torch.ones(4), torch.zeros(4)))

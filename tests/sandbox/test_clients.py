@@ -43,10 +43,15 @@ def run(workdir: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=workdir, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize(("command", "sent"), [
-    (["python3", "utils/verification.py"], "verify"), (["python3", "utils/profiling.py"], "profile"),
-    (["python3", "utils/compile.py"], "compile"), (["bash", "utils/compile.sh"], "compile"),
-])
+@pytest.mark.parametrize(
+    ("command", "sent"),
+    [
+        (["python3", "utils/verification.py"], "verify"),
+        (["python3", "utils/profiling.py"], "profile"),
+        (["python3", "utils/compile.py"], "compile"),
+        (["bash", "utils/compile.sh"], "compile"),
+    ],
+)
 def test_a_client_sends_one_line_and_prints_the_answer(workdir, command, sent):
     requests = answering(workdir, json.dumps({"ok": True, "text": "correct\nreward 3 …"}).encode() + b"\n")
     done = run(workdir, *command)

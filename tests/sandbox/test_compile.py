@@ -23,7 +23,8 @@ KERNEL = 'extern "C" void twice(const float* x, float* y, long n) { for (long i 
 def slow_kernel(functions: int) -> str:
     return KERNEL + "\n".join(
         f"double g{n}(double* a) {{ double s = {n}; for (int i = 0; i < 64; ++i) s += a[i] * i + a[2 * i]; return s; }}"
-        for n in range(functions))
+        for n in range(functions)
+    )
 
 
 def service(folder: Path, **changed) -> CompileService:
@@ -98,8 +99,11 @@ def test_what_is_declared_and_not_defined_is_a_link_error(tmp_path):
 
 
 def test_several_sources_and_headers_make_one_object(tmp_path):
-    files = {"kernels/a.cpp": '#include "shared.h"\n' + KERNEL, "kernels/shared.h": "#pragma once\nint helper();\n",
-             "kernels/b.cpp": '#include "shared.h"\nint helper() { return 1; }\nextern "C" int one() { return helper(); }\n'}
+    files = {
+        "kernels/a.cpp": '#include "shared.h"\n' + KERNEL,
+        "kernels/shared.h": "#pragma once\nint helper();\n",
+        "kernels/b.cpp": '#include "shared.h"\nint helper() { return 1; }\nextern "C" int one() { return helper(); }\n',
+    }
     result = service(tmp_path).compile("cpp", Candidate(files=files))
     assert result.artifact is not None, result.message
     assert '"twice"' in result.artifact.interface and '"one"' in result.artifact.interface
@@ -193,7 +197,9 @@ def test_processes_that_ask_for_the_same_sources_share_one_compile(tmp_path):
 def test_threads_that_ask_for_the_same_sources_agree(tmp_path):
     compiles = service(tmp_path, num_workers=4)
     results = []
-    threads = [threading.Thread(target=lambda: results.append(compiles.compile("cpp", kernels(k=KERNEL)))) for _ in range(6)]
+    threads = [
+        threading.Thread(target=lambda: results.append(compiles.compile("cpp", kernels(k=KERNEL)))) for _ in range(6)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -45,56 +45,118 @@ def test_an_honest_candidate_passes():
 
 
 def test_words_in_comments_and_strings_decide_nothing():
-    model = MODEL.replace("        y =", '        """torch.compile, exec(), __globals__"""  # import os; sys.modules\n        y =')
+    model = MODEL.replace(
+        "        y =", '        """torch.compile, exec(), __globals__"""  # import os; sys.modules\n        y ='
+    )
     kernel = KERNEL + '// #include <torch/extension.h>\n/* asm("syscall") */\nstatic const char* s = "asm(volatile)";\n'
     assert refusal(model=model, kernel=kernel) is None
 
 
-@pytest.mark.parametrize("line", [
-    "import os", "import sys", "import ctypes", "import gc", "import subprocess", "import inspect", "import time",
-    "import threading", "import numpy", "import model", "import torch.utils.cpp_extension", "import torch.nn.functional",
-    "from torch.nn import functional", "from torch import _C", "from torch import compile", "from torch import ops",
-    "from . import model", "from dataclasses import sys", "from torch import *", "from os import path",
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import os",
+        "import sys",
+        "import ctypes",
+        "import gc",
+        "import subprocess",
+        "import inspect",
+        "import time",
+        "import threading",
+        "import numpy",
+        "import model",
+        "import torch.utils.cpp_extension",
+        "import torch.nn.functional",
+        "from torch.nn import functional",
+        "from torch import _C",
+        "from torch import compile",
+        "from torch import ops",
+        "from . import model",
+        "from dataclasses import sys",
+        "from torch import *",
+        "from os import path",
+    ],
+)
 @pytest.mark.parametrize("place", ["top", "forward"])
 def test_imports_outside_the_list_are_refused_at_any_depth(line, place):
     model = MODEL.replace("import torch\n", f"import torch\n{line}\n") if place == "top" else in_forward(line)
     assert "model_new.py:" in (refusal(model=model) or "")
 
 
-@pytest.mark.parametrize("line", [
-    "import math", "import functools", "import itertools", "import enum", "import typing", "import dataclasses",
-    "from collections import OrderedDict", "from collections.abc import Callable", "from torch import Tensor",
-    "import torch.nn as layers",
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import math",
+        "import functools",
+        "import itertools",
+        "import enum",
+        "import typing",
+        "import dataclasses",
+        "from collections import OrderedDict",
+        "from collections.abc import Callable",
+        "from torch import Tensor",
+        "import torch.nn as layers",
+    ],
+)
 def test_imports_on_the_list_pass(line):
     assert refusal(model=MODEL.replace("import torch\n", f"import torch\n{line}\n")) is None
 
 
-@pytest.mark.parametrize("line", [
-    "exec('x')", "eval('x')", "open('/etc/passwd')", "__import__('os')", "globals()['x'] = 1",
-    "torch.compile(self)", "torch.ops.aten.relu(input)", "torch._C._nn.gelu(input)", "torch.jit.script(self)",
-    "torch.os.system('true')", "torch.library.Library('aten', 'IMPL')", "torch.manual_seed(0)", "torch.load('x')",
-    "torch.softmax = None", "nn.Module.forward = None", "nn.functional.relu = None", "del torch.relu",
-    "setattr(torch, 'relu', None)", "getattr(torch, 'o' + 's')", "getattr(torch, '_C')",
-    "self.forward.__globals__", "getattr(self, '__dict__')", "().__class__.__base__.__subclasses__()",
-    "frame.f_back", "y.__class__ = Lazy", "nn.modules.module.torch._C",
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "exec('x')",
+        "eval('x')",
+        "open('/etc/passwd')",
+        "__import__('os')",
+        "globals()['x'] = 1",
+        "torch.compile(self)",
+        "torch.ops.aten.relu(input)",
+        "torch._C._nn.gelu(input)",
+        "torch.jit.script(self)",
+        "torch.os.system('true')",
+        "torch.library.Library('aten', 'IMPL')",
+        "torch.manual_seed(0)",
+        "torch.load('x')",
+        "torch.softmax = None",
+        "nn.Module.forward = None",
+        "nn.functional.relu = None",
+        "del torch.relu",
+        "setattr(torch, 'relu', None)",
+        "getattr(torch, 'o' + 's')",
+        "getattr(torch, '_C')",
+        "self.forward.__globals__",
+        "getattr(self, '__dict__')",
+        "().__class__.__base__.__subclasses__()",
+        "frame.f_back",
+        "y.__class__ = Lazy",
+        "nn.modules.module.torch._C",
+    ],
+)
 def test_reaching_past_tensors_is_refused(line):
     assert "model_new.py:" in (refusal(model=in_forward(line)) or ""), line
 
 
-@pytest.mark.parametrize("line", [
-    "name = self.__class__.__name__", "scale = getattr(self, 'scale', 1.0)", "input = input.contiguous()",
-    "self.cache[input.shape] = y", "y = y.view(-1).transpose(0, 0)", "w = self.linear.weight.detach()",
-    "vector = [value for value in input.shape]", "y = torch.relu(y)",
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "name = self.__class__.__name__",
+        "scale = getattr(self, 'scale', 1.0)",
+        "input = input.contiguous()",
+        "self.cache[input.shape] = y",
+        "y = y.view(-1).transpose(0, 0)",
+        "w = self.linear.weight.detach()",
+        "vector = [value for value in input.shape]",
+        "y = torch.relu(y)",
+    ],
+)
 def test_honest_lines_pass_and_operators_are_left_to_the_judge(line):
     assert refusal(model=in_forward(line)) is None
 
 
-@pytest.mark.parametrize("method", ["load_state_dict", "_load_from_state_dict", "state_dict", "__torch_function__",
-                                    "named_parameters"])
+@pytest.mark.parametrize(
+    "method", ["load_state_dict", "_load_from_state_dict", "state_dict", "__torch_function__", "named_parameters"]
+)
 def test_overriding_what_the_judge_relies_on_is_refused(method):
     model = MODEL + f"\n    def {method}(self, *args, **kwargs):\n        return None\n"
     assert f"overrides {method}" in (refusal(model=model) or "")
@@ -118,17 +180,33 @@ def test_absent_files_are_refused_with_their_reason():
     assert "no .cpp file" in (check_source(skill, only_header) or "")
 
 
-@pytest.mark.parametrize("line", [
-    "#include <torch/extension.h>", "#include <cblas.h>", '#include "/etc/passwd"', '#include "../../secret.h"',
-    "#  include <dlfcn.h>", "#include <sys/mman.h>", "%:include <unistd.h>", "#include HEADER", "#inclu\\\nde <dlfcn.h>",
-    "/* x */ #include <dlfcn.h>", '#import "missing.h"',
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#include <torch/extension.h>",
+        "#include <cblas.h>",
+        '#include "/etc/passwd"',
+        '#include "../../secret.h"',
+        "#  include <dlfcn.h>",
+        "#include <sys/mman.h>",
+        "%:include <unistd.h>",
+        "#include HEADER",
+        "#inclu\\\nde <dlfcn.h>",
+        "/* x */ #include <dlfcn.h>",
+        '#import "missing.h"',
+    ],
+)
 def test_includes_outside_the_list_are_refused_with_their_line(line):
     assert "kernels/relu.cpp:1: includes" in (refusal(kernel=line + "\n" + KERNEL) or "")
 
 
 def test_own_headers_and_the_agents_headers_pass():
-    assert refusal(kernel='#include "relu.h"\n#include <immintrin.h>\n#include <omp.h>\n' + KERNEL, header="#pragma once\n") is None
+    assert (
+        refusal(
+            kernel='#include "relu.h"\n#include <immintrin.h>\n#include <omp.h>\n' + KERNEL, header="#pragma once\n"
+        )
+        is None
+    )
     agent = MODEL.replace("cpp_kernels", "cpu_extension")
     kernel = '#include <torch/types.h>\n#include <torch/csrc/utils/pybind.h>\n#include "../binding_registry.h"\n'
     assert refusal("cpp_agent", model=agent, kernel=kernel) is None
@@ -136,17 +214,25 @@ def test_own_headers_and_the_agents_headers_pass():
     assert "includes torch/../../x" in (refusal("cpp_agent", model=agent, kernel="#include <torch/../../x>\n") or "")
 
 
-@pytest.mark.parametrize("code", [
-    'void f() { asm("nop"); }', 'void f() { __asm__ volatile ("nop"); }', 'void f() { __asm("nop"); }',
-    'char c = u8\'"\'; void f() { asm("nop"); } char d = \'"\';', 'auto s = R"(x)"; void f() { asm("nop"); }',
-    'int n = 1\'000; void f() { asm("nop"); } int m = 1\'000;',
-])
+@pytest.mark.parametrize(
+    "code",
+    [
+        'void f() { asm("nop"); }',
+        'void f() { __asm__ volatile ("nop"); }',
+        'void f() { __asm("nop"); }',
+        "char c = u8'\"'; void f() { asm(\"nop\"); } char d = '\"';",
+        'auto s = R"(x)"; void f() { asm("nop"); }',
+        "int n = 1'000; void f() { asm(\"nop\"); } int m = 1'000;",
+    ],
+)
 def test_inline_assembly_is_refused(code):
     assert "inline assembly" in (refusal(kernel=KERNEL + code) or "")
 
 
 def test_tokens_may_not_be_pasted_into_what_the_scan_cannot_see():
-    assert "pastes tokens" in (refusal(kernel=KERNEL + '#define JOIN(a, b) a##b\nvoid f() { JOIN(a, sm)("nop"); }') or "")
+    assert "pastes tokens" in (
+        refusal(kernel=KERNEL + '#define JOIN(a, b) a##b\nvoid f() { JOIN(a, sm)("nop"); }') or ""
+    )
 
 
 @pytest.mark.parametrize("name", ["kernels/../model.cpp", "kernels/deeper/k.cpp", "kernels/-o.cpp", "kernels/a b.cpp"])

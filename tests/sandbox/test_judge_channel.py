@@ -52,10 +52,15 @@ def test_a_long_message_survives_small_reads(ends):
     sender.join()
 
 
-@pytest.mark.parametrize("frame", [
-    struct.pack("<I", MAX_FRAME_BYTES + 1), struct.pack("<I", 4) + b"\xff\xfe\xfd\xfc", struct.pack("<I", 2) + b"[]",
-    struct.pack("<I", 100_000) + b"[" * 100_000,
-])
+@pytest.mark.parametrize(
+    "frame",
+    [
+        struct.pack("<I", MAX_FRAME_BYTES + 1),
+        struct.pack("<I", 4) + b"\xff\xfe\xfd\xfc",
+        struct.pack("<I", 2) + b"[]",
+        struct.pack("<I", 100_000) + b"[" * 100_000,
+    ],
+)
 def test_what_is_no_message_is_a_protocol_error(ends, frame):
     ours, theirs = ends
     theirs.sendall(frame)
@@ -107,7 +112,16 @@ def test_memory_of_a_process_is_read_and_written_or_refused():
         read_memory(os.getpid(), address, copy, 4, 4)
 
 
-@pytest.mark.parametrize(("shape", "stride", "span"), [
-    ([2, 3], [3, 1], 24), ([3, 2], [1, 3], 24), ([2, 3], [10, 1], 52), ([5], [0], 4), ([0, 3], [3, 1], 0), ([], [], 4)])
+@pytest.mark.parametrize(
+    ("shape", "stride", "span"),
+    [
+        ([2, 3], [3, 1], 24),
+        ([3, 2], [1, 3], 24),
+        ([2, 3], [10, 1], 52),
+        ([5], [0], 4),
+        ([0, 3], [3, 1], 0),
+        ([], [], 4),
+    ],
+)
 def test_the_span_of_a_strided_tensor(shape, stride, span):
     assert span_bytes({"shape": shape, "stride": stride}, 4) == span

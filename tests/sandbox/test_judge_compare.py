@@ -34,8 +34,12 @@ values = st.one_of(st.floats(-1e3, 1e3, width=32), st.sampled_from([0.0, np.nan,
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(values, min_size=1, max_size=40), st.sampled_from([0.0, 5e-5, 3e-4, 1.0]), st.integers(0, 39),
-       st.sampled_from([None, np.nan, np.inf, 0.0]))
+@given(
+    st.lists(values, min_size=1, max_size=40),
+    st.sampled_from([0.0, 5e-5, 3e-4, 1.0]),
+    st.integers(0, 39),
+    st.sampled_from([None, np.nan, np.inf, 0.0]),
+)
 def test_hardened_comparison_equals_the_obvious_loop(reference, noise, index, replacement):
     reference = np.array(reference, dtype=np.float64)
     with np.errstate(invalid="ignore"):
@@ -54,12 +58,19 @@ def test_blocks_do_not_change_the_answer():
     assert message == "" and 0 < largest < 1e-6
     y[2, 49_999] += 0.01
     message, largest = compare_tensor(expected(reference), y, "hardened")
-    assert message.startswith("1 of 150,000 elements differ; first at [2, 49999]") and largest == pytest.approx(0.01, rel=1e-3)
+    assert message.startswith("1 of 150,000 elements differ; first at [2, 49999]") and largest == pytest.approx(
+        0.01, rel=1e-3
+    )
 
 
 def test_a_mismatch_names_the_first_index_both_values_and_the_allowed_error():
-    message, largest = compare_tensor(expected([[1.0, 2.0], [3.0, 4.0]]), np.array([[1, 2], [3.5, 5]], np.float32), "hardened")
-    assert message == "2 of 4 elements differ; first at [1, 0]: got 3.5, expected 3 (allowed error 0.00057); largest error 1"
+    message, largest = compare_tensor(
+        expected([[1.0, 2.0], [3.0, 4.0]]), np.array([[1, 2], [3.5, 5]], np.float32), "hardened"
+    )
+    assert (
+        message
+        == "2 of 4 elements differ; first at [1, 0]: got 3.5, expected 3 (allowed error 0.00057); largest error 1"
+    )
     assert largest == 1.0
 
 
@@ -98,18 +109,25 @@ def node(kind, value):
     return {"kind": kind, "value": value}
 
 
-@pytest.mark.parametrize(("want", "got", "words"), [
-    (node("tuple", [node("none", None)]), node("list", [node("none", None)]), ""),
-    (node("tensor", 0), node("none", None), "output must be a tensor, got a none"),
-    (node("tuple", [node("tensor", 0)] * 2), node("tensor", 0), "must be a tuple of 2"),
-    (node("dict", [["a", node("int", 1)]]), node("dict", [["a", node("int", 1)], ["b", node("int", 2)]]), "must have the keys ['a']"),
-    (node("float", "nan"), node("float", "nan"), ""),
-    (node("float", "1.0"), node("float", "1.00001"), ""),
-    (node("float", "1.0"), node("float", "1.1"), "output must be 1.0, got 1.1"),
-    (node("int", 2), node("float", "2.0"), "output must be 2.0"),
-    (node("bool", True), node("bool", False), "must be True"),
-    (node("tensor", 0), node("other", "Lazy"), "got a Lazy"),
-])
+@pytest.mark.parametrize(
+    ("want", "got", "words"),
+    [
+        (node("tuple", [node("none", None)]), node("list", [node("none", None)]), ""),
+        (node("tensor", 0), node("none", None), "output must be a tensor, got a none"),
+        (node("tuple", [node("tensor", 0)] * 2), node("tensor", 0), "must be a tuple of 2"),
+        (
+            node("dict", [["a", node("int", 1)]]),
+            node("dict", [["a", node("int", 1)], ["b", node("int", 2)]]),
+            "must have the keys ['a']",
+        ),
+        (node("float", "nan"), node("float", "nan"), ""),
+        (node("float", "1.0"), node("float", "1.00001"), ""),
+        (node("float", "1.0"), node("float", "1.1"), "output must be 1.0, got 1.1"),
+        (node("int", 2), node("float", "2.0"), "output must be 2.0"),
+        (node("bool", True), node("bool", False), "must be True"),
+        (node("tensor", 0), node("other", "Lazy"), "got a Lazy"),
+    ],
+)
 def test_structures_are_compared_leaf_by_leaf(want, got, words):
     message = compare_structure(want, got)
     assert (words in message) if words else message == ""

@@ -21,15 +21,19 @@ ARTIFACT = Artifact(sha256="0", arch="x86_64-native", shared_object=b"")
 
 @pytest.fixture
 async def local(tmp_path: Path) -> AsyncIterator[LocalJudge]:
-    judge = LocalJudge(JudgeConfig(baseline_dir=cases.baseline_dir(tmp_path), timed_rounds=5), CompileConfig(cache_dir=tmp_path / "compile"),
-                       registry_dir=tmp_path / "quiet")
+    judge = LocalJudge(
+        JudgeConfig(baseline_dir=cases.baseline_dir(tmp_path), timed_rounds=5),
+        CompileConfig(cache_dir=tmp_path / "compile"),
+        registry_dir=tmp_path / "quiet",
+    )
     yield judge
     await judge.close()
 
 
 async def test_the_same_candidate_is_judged_once_even_while_it_is_under_way(local):
-    first, second = await asyncio.gather(*(
-        local.judge(cases.CHAIN_TASK, cases.HONEST, skill="cpp", timed=False) for _ in range(2)))
+    first, second = await asyncio.gather(
+        *(local.judge(cases.CHAIN_TASK, cases.HONEST, skill="cpp", timed=False) for _ in range(2))
+    )
     third = await local.judge(cases.CHAIN_TASK, cases.HONEST, skill="cpp", timed=False)
     assert first is second is third and first.accepted
     stats = local.stats()
@@ -38,7 +42,9 @@ async def test_the_same_candidate_is_judged_once_even_while_it_is_under_way(loca
 
 async def test_baselines_can_be_measured_ahead_and_registered_processes_stand_still_under_the_clock(local, tmp_path):
     said = []
-    times = await local.prepare([cases.CHAIN_TASK, cases.AFFINE_TASK], lambda done, total, text: said.append((done, total)))
+    times = await local.prepare(
+        [cases.CHAIN_TASK, cases.AFFINE_TASK], lambda done, total, text: said.append((done, total))
+    )
     assert said == [(1, 2), (2, 2)] and set(times) == {"chain", "affine"}
     assert all(eager_ms > 0 and compile_ms > 0 for eager_ms, compile_ms in times.values())
     sleeper = subprocess.Popen(["sleep", "300"])

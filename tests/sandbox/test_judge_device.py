@@ -35,16 +35,19 @@ def compiler(folder: Path) -> CompileService:
 
 @pytest.fixture(scope="module")
 def device(folder: Path) -> Iterator[DeviceJudge]:
-    device = DeviceJudge(JudgeConfig(baseline_dir=folder / "baselines", quiet=False, timeout_s=8, timed_rounds=5,
-                                     warmup_ms=10), sorted(os.sched_getaffinity(0))[:2])
+    device = DeviceJudge(
+        JudgeConfig(baseline_dir=folder / "baselines", quiet=False, timeout_s=8, timed_rounds=5, warmup_ms=10),
+        sorted(os.sched_getaffinity(0))[:2],
+    )
     yield device
     device.close()
 
 
 @pytest.fixture
 def judge(device: DeviceJudge, compiler: CompileService):
-    def run(candidate: Candidate, task: Task = cases.CHAIN_TASK, *, timed: bool = False,
-            on: DeviceJudge | None = None) -> Judgement:
+    def run(
+        candidate: Candidate, task: Task = cases.CHAIN_TASK, *, timed: bool = False, on: DeviceJudge | None = None
+    ) -> Judgement:
         artifact = NO_KERNELS
         if len(candidate.files) > 1:
             result = compiler.compile("cpp", candidate)
@@ -80,8 +83,12 @@ def test_verify_alone_gives_no_reward(judge):
 WRONG_KERNEL = cases.CHAIN_KERNEL.replace("0.5f", "0.51f")
 SKIPS_ONE = cases.CHAIN_KERNEL.replace("i < n;", "i < n - 1;")
 CRASHES = cases.CHAIN_KERNEL.replace("y[i] =", "y[i + (1ll << 40)] =")
-LOOPS = cases.CHAIN_KERNEL.replace("for (int64_t i = 0; i < n; ++i)", "for (volatile int64_t i = 0; i < n; ++i) i = 0; for (int64_t i = 0; i < n; ++i)").replace("#pragma omp parallel for", "")
-MUTATES = cases.CHAIN_KERNEL.replace("y[i] = one(x[i], scale);", "{ y[i] = one(x[i], scale); const_cast<float*>(x)[i] = 0; }")
+LOOPS = cases.CHAIN_KERNEL.replace(
+    "for (int64_t i = 0; i < n; ++i)", "for (volatile int64_t i = 0; i < n; ++i) i = 0; for (int64_t i = 0; i < n; ++i)"
+).replace("#pragma omp parallel for", "")
+MUTATES = cases.CHAIN_KERNEL.replace(
+    "y[i] = one(x[i], scale);", "{ y[i] = one(x[i], scale); const_cast<float*>(x)[i] = 0; }"
+)
 
 FAILURES = {
     "wrong value": (chain(cases.HONEST_FORWARD, kernel=WRONG_KERNEL), Outcome.WRONG, "elements differ; first at ["),
@@ -98,18 +105,56 @@ FAILURES = {
     "expanded output": (chain("return torch.empty(1).expand(64, 1000)"), Outcome.WRONG, "overlapping elements"),
     "exception": (chain("raise KeyError('lost')"), Outcome.RUNTIME_ERROR, "KeyError: 'lost'"),
     "wrong argument": (chain("k.chain(x, x, 'n', 1.0)"), Outcome.RUNTIME_ERROR, "TypeError"),
-    "exits when loaded": (chain("return x", top="import os; print('[PASS]', flush=True); os._exit(0)"), Outcome.RUNTIME_ERROR, "exited with status 0"),
+    "exits when loaded": (
+        chain("return x", top="import os; print('[PASS]', flush=True); os._exit(0)"),
+        Outcome.RUNTIME_ERROR,
+        "exited with status 0",
+    ),
     "exits politely": (chain("return x", top="raise SystemExit(0)"), Outcome.RUNTIME_ERROR, "SystemExit"),
-    "no ModelNew": (cases.candidate("import torch", chain=cases.CHAIN_KERNEL), Outcome.RUNTIME_ERROR, "no class ModelNew"),
+    "no ModelNew": (
+        cases.candidate("import torch", chain=cases.CHAIN_KERNEL),
+        Outcome.RUNTIME_ERROR,
+        "no class ModelNew",
+    ),
     "syntax error": (cases.candidate("def (", chain=cases.CHAIN_KERNEL), Outcome.RUNTIME_ERROR, "SyntaxError"),
-    "extra parameter": (chain(cases.HONEST_FORWARD, init="self.extra = nn.Parameter(torch.ones(1))"), Outcome.RUNTIME_ERROR, "unexpected ['extra']"),
-    "static buffer": (chain("k.chain(x, self.out, x.numel(), self.scale)\nreturn self.out", init="self.out = torch.empty(64, 1000)"), Outcome.WRONG, ""),
-    "writes a file": (chain(cases.HONEST_FORWARD, top="try:\n    open('/tmp/mark', 'w')\nexcept OSError:\n    pass"), Outcome.REFUSED, "opened /tmp/mark for writing"),
-    "looks at frames": (chain(cases.HONEST_FORWARD, top="import sys; sys._getframe(0)"), Outcome.REFUSED, "sys._getframe"),
+    "extra parameter": (
+        chain(cases.HONEST_FORWARD, init="self.extra = nn.Parameter(torch.ones(1))"),
+        Outcome.RUNTIME_ERROR,
+        "unexpected ['extra']",
+    ),
+    "static buffer": (
+        chain("k.chain(x, self.out, x.numel(), self.scale)\nreturn self.out", init="self.out = torch.empty(64, 1000)"),
+        Outcome.WRONG,
+        "",
+    ),
+    "writes a file": (
+        chain(cases.HONEST_FORWARD, top="try:\n    open('/tmp/mark', 'w')\nexcept OSError:\n    pass"),
+        Outcome.REFUSED,
+        "opened /tmp/mark for writing",
+    ),
+    "looks at frames": (
+        chain(cases.HONEST_FORWARD, top="import sys; sys._getframe(0)"),
+        Outcome.REFUSED,
+        "sys._getframe",
+    ),
     "starts a process": (chain(cases.HONEST_FORWARD, top="import os; os.system('true')"), Outcome.REFUSED, "os.system"),
     "opens a socket": (chain(cases.HONEST_FORWARD, top="import socket; socket.socket()"), Outcome.REFUSED, "socket."),
-    "tensor subclass": (chain(cases.HONEST_FORWARD.replace("return y", "return y.as_subclass(Lazy)"), top="class Lazy(torch.Tensor):\n    pass"), Outcome.REFUSED, "plain torch.Tensor"),
-    "talks on its channel": (chain(cases.HONEST_FORWARD, top="import os\nfor fd in range(3, 200):\n    try:\n        os.write(fd, b'\\xff' * 64)\n    except OSError:\n        pass"), Outcome.RUNTIME_ERROR, "frame"),
+    "tensor subclass": (
+        chain(
+            cases.HONEST_FORWARD.replace("return y", "return y.as_subclass(Lazy)"),
+            top="class Lazy(torch.Tensor):\n    pass",
+        ),
+        Outcome.REFUSED,
+        "plain torch.Tensor",
+    ),
+    "talks on its channel": (
+        chain(
+            cases.HONEST_FORWARD,
+            top="import os\nfor fd in range(3, 200):\n    try:\n        os.write(fd, b'\\xff' * 64)\n    except OSError:\n        pass",
+        ),
+        Outcome.RUNTIME_ERROR,
+        "frame",
+    ),
 }
 
 
@@ -185,15 +230,22 @@ def test_parameters_are_given_by_value_and_edited_between_calls(judge):
     assert judge(honest, cases.AFFINE_TASK).accepted
     skips = affine(AFFINE_FORWARD.format(weight="torch.ones(100)", bias="torch.zeros(100)"))
     assert judge(skips, cases.AFFINE_TASK).outcome is Outcome.WRONG
-    stale = affine("if self.kept is None:\n    self.kept = self.weight.detach().clone()\n"
-                   + AFFINE_FORWARD.format(weight="self.kept", bias="self.bias"), init="self.kept = None")
+    stale = affine(
+        "if self.kept is None:\n    self.kept = self.weight.detach().clone()\n"
+        + AFFINE_FORWARD.format(weight="self.kept", bias="self.bias"),
+        init="self.kept = None",
+    )
     assert judge(stale, cases.AFFINE_TASK).outcome is Outcome.WRONG
-    by_version = affine("if self.version != self.weight._version:\n    self.version, self.kept = self.weight._version, self.weight.detach().clone()\n"
-                        + AFFINE_FORWARD.format(weight="self.kept", bias="self.bias"), init="self.version = None")
+    by_version = affine(
+        "if self.version != self.weight._version:\n    self.version, self.kept = self.weight._version, self.weight.detach().clone()\n"
+        + AFFINE_FORWARD.format(weight="self.kept", bias="self.bias"),
+        init="self.version = None",
+    )
     assert judge(by_version, cases.AFFINE_TASK).accepted
 
 
-NESTED_TASK = cases.task("""
+NESTED_TASK = cases.task(
+    """
 import torch
 import torch.nn as nn
 
@@ -210,7 +262,9 @@ def get_inputs():
 
 def get_init_inputs():
     return []
-""", "nested")
+""",
+    "nested",
+)
 
 NESTED_KERNEL = """
 #include <cstdint>
@@ -260,11 +314,20 @@ def test_nan_of_the_reference_is_expected_at_its_positions(judge):
 
 
 def test_a_strided_input_keeps_its_strides(judge):
-    code = cases.CHAIN_TASK.code.replace("torch.randn(64, 1000)", "torch.randn(1000, 64).t()").replace("[0.7]", "[(0.7, 1), torch.ones(2)]").replace(
-        "def __init__(self, scale)", "def __init__(self, scale, unused)").replace("self.scale = scale", "self.scale = scale[0]")
-    forward = "assert x.stride() == (1, 64)\ny = torch.empty_like(x)\nk.chain(x.t(), y.t(), x.numel(), self.scale)\nreturn y"
-    model = cases.chain_model(forward).replace("def __init__(self, scale)", "def __init__(self, scale, unused)").replace(
-        "self.scale = scale", "self.scale = scale[0]; assert unused.tolist() == [1, 1]")
+    code = (
+        cases.CHAIN_TASK.code.replace("torch.randn(64, 1000)", "torch.randn(1000, 64).t()")
+        .replace("[0.7]", "[(0.7, 1), torch.ones(2)]")
+        .replace("def __init__(self, scale)", "def __init__(self, scale, unused)")
+        .replace("self.scale = scale", "self.scale = scale[0]")
+    )
+    forward = (
+        "assert x.stride() == (1, 64)\ny = torch.empty_like(x)\nk.chain(x.t(), y.t(), x.numel(), self.scale)\nreturn y"
+    )
+    model = (
+        cases.chain_model(forward)
+        .replace("def __init__(self, scale)", "def __init__(self, scale, unused)")
+        .replace("self.scale = scale", "self.scale = scale[0]; assert unused.tolist() == [1, 1]")
+    )
     judgement = judge(cases.candidate(model, chain=cases.CHAIN_KERNEL), cases.task(code))
     assert judgement.accepted, judgement.message
 
@@ -324,7 +387,9 @@ def children_of(pid: int) -> list[int]:
 
 
 def test_killing_the_judge_in_the_middle_takes_every_worker_with_it(folder):
-    code = KILLED.format(root=str(Path(__file__).resolve().parents[2]), tests=str(Path(__file__).parent), folder=str(folder))
+    code = KILLED.format(
+        root=str(Path(__file__).resolve().parents[2]), tests=str(Path(__file__).parent), folder=str(folder)
+    )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     zygote = int(holder.stdout.readline())
     deadline = time.monotonic() + 20

@@ -42,8 +42,9 @@ def wait_for(condition, timeout_s: float = 10.0) -> bool:
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[str]]:
     """A shell with a child, in a process group of its own; prints the child's pid."""
-    process = subprocess.Popen(["bash", "-c", "sleep 300 & echo $!; wait"], stdout=subprocess.PIPE, text=True,
-                               start_new_session=True)
+    process = subprocess.Popen(
+        ["bash", "-c", "sleep 300 & echo $!; wait"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     yield process
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

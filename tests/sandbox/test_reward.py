@@ -8,10 +8,20 @@ from sandbox.reward import eq1, raw_speedup
 from sandbox.types import Judgement, Outcome
 
 
-@pytest.mark.parametrize(("times", "reward"), [
-    ((0.949, 1, 1), 3), ((0.951, 1, 1), 1), ((0.9, 1, 0.8), 2), ((0.7, 0.71, 1), 1), ((0.95, 1, 1), 1),
-    ((1 / 1.0527, 1, 1), 3), ((1 / 1.0526, 1, 1), 1), ((0.5, 0.4, 1), 1), ((5, 1, 1), 1),
-])
+@pytest.mark.parametrize(
+    ("times", "reward"),
+    [
+        ((0.949, 1, 1), 3),
+        ((0.951, 1, 1), 1),
+        ((0.9, 1, 0.8), 2),
+        ((0.7, 0.71, 1), 1),
+        ((0.95, 1, 1), 1),
+        ((1 / 1.0527, 1, 1), 3),
+        ((1 / 1.0526, 1, 1), 1),
+        ((0.5, 0.4, 1), 1),
+        ((5, 1, 1), 1),
+    ],
+)
 def test_eq1_gives_the_papers_rewards(times, reward):
     assert eq1(*times) == reward
 

@@ -80,8 +80,14 @@ def test_links_fifos_binaries_and_large_files_count_as_absent_with_a_reason(tmp_
     (workdir / "kernels/fits.cpp").write_text("x" * MAX_FILE_BYTES)
     candidate = collect_candidate(workdir)
     assert set(candidate.files) == {"kernels/fits.cpp"}
-    assert {"model_new.py", "kernels/link.cpp", "kernels/fifo.cpp", "kernels/binary.cpp", "kernels/latin.cpp",
-            "kernels/large.cpp"} == set(candidate.omitted)
+    assert {
+        "model_new.py",
+        "kernels/link.cpp",
+        "kernels/fifo.cpp",
+        "kernels/binary.cpp",
+        "kernels/latin.cpp",
+        "kernels/large.cpp",
+    } == set(candidate.omitted)
 
 
 def test_a_linked_kernels_folder_is_not_followed(tmp_path):

@@ -14,6 +14,7 @@ from sandbox.types import Artifact
 @pytest.fixture
 def artifact(tmp_path):
     """Compiles past the rules for sources, which would refuse most of these headers."""
+
     def build(source: str) -> Artifact:
         made = CppToolchain("cpp_kernels").build({"kernels/k.cpp": source}, tmp_path, Deadline(60))
         return Artifact(sha256="", arch="", shared_object=made.shared_object, interface=made.interface)
@@ -26,12 +27,16 @@ def refusal(artifact, body: str, headers: str = "") -> str | None:
 
 
 def test_the_reader_agrees_with_nm(artifact, tmp_path):
-    made = artifact('#include <cmath>\n#include <vector>\n#include <string>\nextern "C" float f(float x) { std::vector<std::string> v(3); return std::tanh(x) + v.size(); }\n')
+    made = artifact(
+        '#include <cmath>\n#include <vector>\n#include <string>\nextern "C" float f(float x) { std::vector<std::string> v(3); return std::tanh(x) + v.size(); }\n'
+    )
     path = tmp_path / "k.so"
     path.write_bytes(made.shared_object)
 
     def nm(option: str) -> set[str]:
-        lines = subprocess.run(["nm", "-D", option, path], check=True, capture_output=True, text=True).stdout.splitlines()
+        lines = subprocess.run(
+            ["nm", "-D", option, path], check=True, capture_output=True, text=True
+        ).stdout.splitlines()
         return {line.split()[-1].split("@")[0] for line in lines}
 
     symbols = dynamic_symbols(made.shared_object)
@@ -82,73 +87,154 @@ extern "C" double f(const float* x, float* y, long n) {
     assert check_symbols(load_skill("cpp"), artifact(source)) is None
 
 
-@pytest.mark.parametrize(("body", "headers", "named"), [
-    ('return (long) dlopen(p, 2);', "#include <dlfcn.h>", "dlopen"),
-    ('return (long) dlsym(nullptr, p);', "#include <dlfcn.h>", "dlsym"),
-    ("return system(p);", "#include <cstdlib>", "system"),
-    ("return fork();", "#include <unistd.h>", "fork"),
-    ("return open(p, 0);", "#include <fcntl.h>", "open"),
-    ('return (long) fopen(p, "r");', "#include <cstdio>", "fopen"),
-    ("return write(1, p, 4);", "#include <unistd.h>", "write"),
-    ("return socket(1, 1, 0);", "#include <sys/socket.h>", "socket"),
-    ("_exit(0);", "#include <unistd.h>", "_exit"),
-    ("std::exit(0);", "#include <cstdlib>", "exit"),
-    ("return syscall(39);", "#include <unistd.h>", "syscall"),
-    ("return mprotect((void*) p, 4096, 7);", "#include <sys/mman.h>", "mprotect"),
-    ("return (long) signal(8, nullptr);", "#include <csignal>", "signal"),
-    ("return ptrace(PTRACE_TRACEME, 0, 0, 0);", "#include <sys/ptrace.h>", "ptrace"),
-    ("std::ifstream s(p); return s.get();", "#include <fstream>", "basic_ifstream"),
-    ("return std::filesystem::exists(p);", "#include <filesystem>", "filesystem"),
-    ("return Py_AddPendingCall ? 1 : PyRun_SimpleString(p);", 'extern "C" int PyRun_SimpleString(const char*) __attribute__((weak));\nextern "C" int Py_AddPendingCall() __attribute__((weak));', "Py_AddPendingCall"),
-    ("return (long) softmax(p);", 'long softmax(const char*) __asm__("_ZN2at4_ops11softmax_int4callERKNS_6TensorElN3c108optionalINS5_10ScalarTypeEEE") __attribute__((weak));', "softmax"),
-])
+@pytest.mark.parametrize(
+    ("body", "headers", "named"),
+    [
+        ("return (long) dlopen(p, 2);", "#include <dlfcn.h>", "dlopen"),
+        ("return (long) dlsym(nullptr, p);", "#include <dlfcn.h>", "dlsym"),
+        ("return system(p);", "#include <cstdlib>", "system"),
+        ("return fork();", "#include <unistd.h>", "fork"),
+        ("return open(p, 0);", "#include <fcntl.h>", "open"),
+        ('return (long) fopen(p, "r");', "#include <cstdio>", "fopen"),
+        ("return write(1, p, 4);", "#include <unistd.h>", "write"),
+        ("return socket(1, 1, 0);", "#include <sys/socket.h>", "socket"),
+        ("_exit(0);", "#include <unistd.h>", "_exit"),
+        ("std::exit(0);", "#include <cstdlib>", "exit"),
+        ("return syscall(39);", "#include <unistd.h>", "syscall"),
+        ("return mprotect((void*) p, 4096, 7);", "#include <sys/mman.h>", "mprotect"),
+        ("return (long) signal(8, nullptr);", "#include <csignal>", "signal"),
+        ("return ptrace(PTRACE_TRACEME, 0, 0, 0);", "#include <sys/ptrace.h>", "ptrace"),
+        ("std::ifstream s(p); return s.get();", "#include <fstream>", "basic_ifstream"),
+        ("return std::filesystem::exists(p);", "#include <filesystem>", "filesystem"),
+        (
+            "return Py_AddPendingCall ? 1 : PyRun_SimpleString(p);",
+            'extern "C" int PyRun_SimpleString(const char*) __attribute__((weak));\nextern "C" int Py_AddPendingCall() __attribute__((weak));',
+            "Py_AddPendingCall",
+        ),
+        (
+            "return (long) softmax(p);",
+            'long softmax(const char*) __asm__("_ZN2at4_ops11softmax_int4callERKNS_6TensorElN3c108optionalINS5_10ScalarTypeEEE") __attribute__((weak));',
+            "softmax",
+        ),
+    ],
+)
 def test_taking_more_than_arithmetic_is_refused(artifact, body, headers, named):
     found = refusal(artifact, body, headers)
     assert found is not None and named in found
 
 
-@pytest.mark.parametrize("operator", [
-    "empty_memory_format", "empty_like", "zeros", "zeros_like", "fill__Scalar", "copy_", "clone", "contiguous", "view",
-    "reshape", "slice_Tensor", "select_int", "transpose_int", "to_dtype", "_to_copy", "as_strided", "split_Tensor",
-    "expand", "squeeze_dim", "detach", "item", "unbind_int", "unsqueeze"])
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "empty_memory_format",
+        "empty_like",
+        "zeros",
+        "zeros_like",
+        "fill__Scalar",
+        "copy_",
+        "clone",
+        "contiguous",
+        "view",
+        "reshape",
+        "slice_Tensor",
+        "select_int",
+        "transpose_int",
+        "to_dtype",
+        "_to_copy",
+        "as_strided",
+        "split_Tensor",
+        "expand",
+        "squeeze_dim",
+        "detach",
+        "item",
+        "unbind_int",
+        "unsqueeze",
+    ],
+)
 def test_allocation_views_and_copies_are_allowed_operators(operator):
     assert _is_allowed_operator(operator)
 
 
-@pytest.mark.parametrize("operator", [
-    "softmax_int", "_softmax", "add_Tensor", "mul__Tensor", "matmul", "mm_out", "linear", "relu", "sum_dim_IntList",
-    "cat", "index_select", "slice_scatter", "select_backward", "copy_sparse_to_sparse_", "to_mkldnn", "expm1", "t_copy",
-    "view_copy", "sigmoid", "empty_quantized", "full_like_softmax", "conv2d", "native_layer_norm"])
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "softmax_int",
+        "_softmax",
+        "add_Tensor",
+        "mul__Tensor",
+        "matmul",
+        "mm_out",
+        "linear",
+        "relu",
+        "sum_dim_IntList",
+        "cat",
+        "index_select",
+        "slice_scatter",
+        "select_backward",
+        "copy_sparse_to_sparse_",
+        "to_mkldnn",
+        "expm1",
+        "t_copy",
+        "view_copy",
+        "sigmoid",
+        "empty_quantized",
+        "full_like_softmax",
+        "conv2d",
+        "native_layer_norm",
+    ],
+)
 def test_operators_that_compute_are_not(operator):
     assert not _is_allowed_operator(operator)
 
 
-@pytest.mark.parametrize(("symbol", "path"), [
-    ("_ZNK2at10TensorBase8data_ptrIfEEPT_v", ["at", "TensorBase", "data_ptr"]),
-    ("_ZN2at3cpu8_softmaxERKNS_6TensorElb", ["at", "cpu", "_softmax"]),
-    ("_ZN3c106detail14torchCheckFailEPKcS2_jS2_", ["c10", "detail", "torchCheckFail"]),
-    ("_ZTVN5torch8autograd12AutogradMetaE", ["torch", "autograd", "AutogradMeta"]),
-    ("_ZSt4cout", ["std", "cout"]),
-    ("memcpy", []),
-])
+@pytest.mark.parametrize(
+    ("symbol", "path"),
+    [
+        ("_ZNK2at10TensorBase8data_ptrIfEEPT_v", ["at", "TensorBase", "data_ptr"]),
+        ("_ZN2at3cpu8_softmaxERKNS_6TensorElb", ["at", "cpu", "_softmax"]),
+        ("_ZN3c106detail14torchCheckFailEPKcS2_jS2_", ["c10", "detail", "torchCheckFail"]),
+        ("_ZTVN5torch8autograd12AutogradMetaE", ["torch", "autograd", "AutogradMeta"]),
+        ("_ZSt4cout", ["std", "cout"]),
+        ("memcpy", []),
+    ],
+)
 def test_the_qualified_name_is_read_from_the_mangled_one(symbol, path):
     assert qualified_name(symbol) == path
 
 
-@pytest.mark.parametrize("symbol", [
-    "_ZN2at4_ops11softmax_int4callERKNS_6TensorElSt8optionalIN3c1010ScalarTypeEE", "_ZN2at3cpu8_softmaxERKNS_6TensorElb",
-    "_ZN2at6native7softmaxERKNS_6TensorEl", "_ZN5torch3jit6Module7forwardEv", "_ZN3c1010Dispatcher13realSingletonEv",
-    "_ZN3c104impl20TorchDispatchModeTLS9pop_stackEv", "_ZN5torch7LibraryC1ENS0_4KindE", "PyRun_SimpleString",
-    "PyImport_ImportModule", "PyEval_GetFrame", "cblas_sgemm", "_ZN6dnnl_impl3runEv",
-])
+@pytest.mark.parametrize(
+    "symbol",
+    [
+        "_ZN2at4_ops11softmax_int4callERKNS_6TensorElSt8optionalIN3c1010ScalarTypeEE",
+        "_ZN2at3cpu8_softmaxERKNS_6TensorElb",
+        "_ZN2at6native7softmaxERKNS_6TensorEl",
+        "_ZN5torch3jit6Module7forwardEv",
+        "_ZN3c1010Dispatcher13realSingletonEv",
+        "_ZN3c104impl20TorchDispatchModeTLS9pop_stackEv",
+        "_ZN5torch7LibraryC1ENS0_4KindE",
+        "PyRun_SimpleString",
+        "PyImport_ImportModule",
+        "PyEval_GetFrame",
+        "cblas_sgemm",
+        "_ZN6dnnl_impl3runEv",
+    ],
+)
 def test_an_extension_may_not_reach_operators_or_the_interpreter(symbol):
     assert _problem(symbol, None, plain_abi=False) is not None
 
 
-@pytest.mark.parametrize("symbol", [
-    "_ZN2at4_ops10empty_like4callERKNS_6TensorE", "_ZNK2at10TensorBase8data_ptrIfEEPT_v", "PyErr_SetString",
-    "_ZN3c106detail14torchCheckFailEPKcS2_jS2_", "_ZN8pybind116detail11type_casterIN2at6TensorEvE4loadENS_6handleEb",
-    "_ZN3c104impl23ExcludeDispatchKeyGuardC1ENS_14DispatchKeySetE", "_ZN2at8internal15invoke_parallelElll", "_Py_Dealloc",
-])
+@pytest.mark.parametrize(
+    "symbol",
+    [
+        "_ZN2at4_ops10empty_like4callERKNS_6TensorE",
+        "_ZNK2at10TensorBase8data_ptrIfEEPT_v",
+        "PyErr_SetString",
+        "_ZN3c106detail14torchCheckFailEPKcS2_jS2_",
+        "_ZN8pybind116detail11type_casterIN2at6TensorEvE4loadENS_6handleEb",
+        "_ZN3c104impl23ExcludeDispatchKeyGuardC1ENS_14DispatchKeySetE",
+        "_ZN2at8internal15invoke_parallelElll",
+        "_Py_Dealloc",
+    ],
+)
 def test_what_torchs_own_headers_need_is_allowed(symbol):
     assert _problem(symbol, None, plain_abi=False) is None

@@ -64,8 +64,10 @@ def test_a_flat_folder_without_numbers_is_sorted_by_name(tmp_path):
     assert [task.task_id for task in load_tasks(str(tmp_path))] == ["gelu", "softmax"]
 
 
-@pytest.mark.parametrize(("removed", "named"), [("class Model", "class Model"), ("def get_inputs", "get_inputs()"),
-                                                ("def get_init_inputs", "get_init_inputs()")])
+@pytest.mark.parametrize(
+    ("removed", "named"),
+    [("class Model", "class Model"), ("def get_inputs", "get_inputs()"), ("def get_init_inputs", "get_init_inputs()")],
+)
 def test_what_a_task_lacks_is_named_with_its_file(tmp_path, removed, named):
     path = write(tmp_path / "bad.py", CODE.replace(removed, removed + "_gone"))
     with pytest.raises(TaskError, match="bad.py") as caught:
@@ -79,8 +81,11 @@ def test_text_that_is_no_python_is_named():
 
 
 def ops_6k(path: Path, **columns) -> str:
-    rows = {"ops": [json.dumps(["nn.Linear", "nn.ReLU"]), "BertLayer"], "data_source": ["torch#2", "transformers"],
-            "code": [CODE, CODE]} | columns
+    rows = {
+        "ops": [json.dumps(["nn.Linear", "nn.ReLU"]), "BertLayer"],
+        "data_source": ["torch#2", "transformers"],
+        "code": [CODE, CODE],
+    } | columns
     pyarrow.parquet.write_table(pyarrow.table(rows), path)
     return str(path)
 

@@ -15,7 +15,9 @@ from sandbox.types import Artifact, Candidate
 pytestmark = pytest.mark.slow  # torch's headers are precompiled once a machine: half a minute
 
 HEAD = '#include <torch/types.h>\n#include <torch/csrc/utils/pybind.h>\n#include "../binding_registry.h"\n'
-TWICE = HEAD + """
+TWICE = (
+    HEAD
+    + """
 #include <cmath>
 #include <optional>
 #include <tuple>
@@ -39,13 +41,17 @@ static void bind_twice(pybind11::module& m) {
 }
 REGISTER_BINDING(twice, bind_twice);
 """
-SOFTMAX = HEAD + """
+)
+SOFTMAX = (
+    HEAD
+    + """
 #include <ATen/ops/softmax.h>
 // a comment about at::empty_like does not help
 static torch::Tensor rows(torch::Tensor x) { return at::softmax(x, -1); }
 static void bind_rows(pybind11::module& m) { m.def("rows", &rows); }
 REGISTER_BINDING(rows, bind_rows);
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +100,9 @@ def test_errors_and_undefined_functions_name_the_kernel(compiles):
     broken = HEAD + "static torch::Tensor f(torch::Tensor x) { return y; }\n"
     result = compiles.compile("cpp_agent", Candidate(files={"kernels/f.cpp": broken}))
     assert result.artifact is None and result.message.startswith("kernels/f.cpp:4:50: error: 'y' was not declared")
-    missing = HEAD + ("float elsewhere(float);\nstatic double f(double x) { return elsewhere(x); }\n"
-                      'static void b(pybind11::module& m) { m.def("f", &f); }\nREGISTER_BINDING(f, b);\n')
+    missing = HEAD + (
+        "float elsewhere(float);\nstatic double f(double x) { return elsewhere(x); }\n"
+        'static void b(pybind11::module& m) { m.def("f", &f); }\nREGISTER_BINDING(f, b);\n'
+    )
     result = compiles.compile("cpp_agent", Candidate(files={"kernels/f.cpp": missing}))
     assert result.artifact is None and "undefined reference to `elsewhere(float)'" in result.message

@@ -21,15 +21,27 @@ def names(source: str) -> list[str]:
 
 
 def test_pointers_scalars_and_qualifiers_are_read():
-    (found,) = parse_prototypes("k.cpp", 'extern "C" void axpy(const float* __restrict__ x, float *y, std::int64_t n = 3,\n'
-                                         '                     float scale, unsigned long int k, const uint8_t m[4]) noexcept {}')
-    assert found == Prototype(name="axpy", result="void", parameters=[
-        Parameter("x", "float32", True), Parameter("y", "float32", True), Parameter("n", "int64", False),
-        Parameter("scale", "float32", False), Parameter("k", "uint64", False), Parameter("m", "uint8", True)])
+    (found,) = parse_prototypes(
+        "k.cpp",
+        'extern "C" void axpy(const float* __restrict__ x, float *y, std::int64_t n = 3,\n'
+        "                     float scale, unsigned long int k, const uint8_t m[4]) noexcept {}",
+    )
+    assert found == Prototype(
+        name="axpy",
+        result="void",
+        parameters=[
+            Parameter("x", "float32", True),
+            Parameter("y", "float32", True),
+            Parameter("n", "int64", False),
+            Parameter("scale", "float32", False),
+            Parameter("k", "uint64", False),
+            Parameter("m", "uint8", True),
+        ],
+    )
 
 
 def test_only_definitions_with_c_linkage_count():
-    source = '''
+    source = """
     // extern "C" void commented(int n) {}
     static const char* text = "extern \\"C\\" void quoted(int n) {}";
     extern "C" void declared(int n);
@@ -43,16 +55,25 @@ def test_only_definitions_with_c_linkage_count():
       double other(void) { return 1'000; }
     }
     namespace a { extern "C" void nested() {} }
-    '''
+    """
     assert names(source) == ["inside", "other", "nested"]
 
 
-@pytest.mark.parametrize(("signature", "named"), [
-    ("void f(std::vector<float> x)", "std::vector<float> x"), ("float* f(int n)", "returns 'float*'"),
-    ("void f(float& n)", "float& n"), ("void f(at::Tensor n)", "at::Tensor n"), ("void f(float** n)", "float** n"),
-    ("KERNEL(f)", "KERNEL(f)"), ("void f(void (*g)(int))", "(*g)"), ("void f(index_t n)", "index_t n"),
-    ("void f(_Float16 h)", "_Float16 h"), ("void f(int n, float n)", "two parameters of one name"),
-])
+@pytest.mark.parametrize(
+    ("signature", "named"),
+    [
+        ("void f(std::vector<float> x)", "std::vector<float> x"),
+        ("float* f(int n)", "returns 'float*'"),
+        ("void f(float& n)", "float& n"),
+        ("void f(at::Tensor n)", "at::Tensor n"),
+        ("void f(float** n)", "float** n"),
+        ("KERNEL(f)", "KERNEL(f)"),
+        ("void f(void (*g)(int))", "(*g)"),
+        ("void f(index_t n)", "index_t n"),
+        ("void f(_Float16 h)", "_Float16 h"),
+        ("void f(int n, float n)", "two parameters of one name"),
+    ],
+)
 def test_a_signature_without_a_binding_is_named_with_its_line(signature, named):
     with pytest.raises(PrototypeError) as caught:
         parse_prototypes("kernels/k.cpp", f'\n\nextern "C" {signature} {{ }}')
@@ -66,7 +87,9 @@ def test_the_interface_holds_what_the_object_exports_and_reads_back():
 
 
 def test_two_branches_of_a_condition_may_define_the_same_function():
-    both = parse_prototypes("k.cpp", '#ifdef X\nextern "C" void a(float* x) {}\n#else\nextern "C" void a(float* x) {}\n#endif')
+    both = parse_prototypes(
+        "k.cpp", '#ifdef X\nextern "C" void a(float* x) {}\n#else\nextern "C" void a(float* x) {}\n#endif'
+    )
     assert len(read_interface(interface_of(both, {"a"}, "m"))[1]) == 1
     different = parse_prototypes("k.cpp", 'extern "C" void a(float* x) {}\nextern "C" void a(int x) {}')
     with pytest.raises(PrototypeError, match="different parameters"):
@@ -83,10 +106,15 @@ def test_comments_are_blanked_and_lines_stay():
 def test_includes_are_listed_with_their_lines():
     source = '#include <a.h> // x\n/* #include <no.h> */\n  # include "b.h"\n#include MACRO\nconst char* s = "#include <no.h>";\n'
     assert [(found.line, found.name, found.quoted) for found in includes(source)] == [
-        (1, "a.h", False), (3, "b.h", True), (4, None, False)]
+        (1, "a.h", False),
+        (3, "b.h", True),
+        (4, None, False),
+    ]
 
 
-@pytest.mark.parametrize("piece", ['extern "C" {', 'R"(', 'extern "C" void f() {', "/*", "((", "#include <a>\n", "a\\\n", "'", '"'])
+@pytest.mark.parametrize(
+    "piece", ['extern "C" {', 'R"(', 'extern "C" void f() {', "/*", "((", "#include <a>\n", "a\\\n", "'", '"']
+)
 def test_hostile_text_takes_no_time(piece):
     source = piece * (256 * 1024 // len(piece))
     started = time.monotonic()
