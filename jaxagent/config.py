@@ -19,17 +19,17 @@ class ScratchModelConfig(Config):
 
     kind: Literal["scratch"] = "scratch"
     family: Literal["llama", "qwen2", "qwen3", "qwen3_moe"] = "llama"
-    vocab_size: int = Field(1024, gt=260)
-    num_layers: int = Field(4, gt=0)
-    hidden_size: int = Field(256, gt=0)
-    intermediate_size: int = Field(768, gt=0)
+    vocab_size: int = Field(default=1024, gt=260)
+    num_layers: int = Field(default=4, gt=0)
+    hidden_size: int = Field(default=256, gt=0)
+    intermediate_size: int = Field(default=768, gt=0)
     """Width of the feed-forward block; of one expert in a mixture of experts."""
-    num_heads: int = Field(4, gt=0)
-    num_kv_heads: int = Field(2, gt=0)
-    head_dim: int | None = Field(None, gt=0)
+    num_heads: int = Field(default=4, gt=0)
+    num_kv_heads: int = Field(default=2, gt=0)
+    head_dim: int | None = Field(default=None, gt=0)
     """None: hidden_size / num_heads."""
-    num_experts: int | None = Field(None, gt=0)
-    experts_per_token: int | None = Field(None, gt=0)
+    num_experts: int | None = Field(default=None, gt=0)
+    experts_per_token: int | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _check(self) -> ScratchModelConfig:
@@ -59,44 +59,44 @@ ModelConfig = Annotated[ScratchModelConfig | PretrainedModelConfig, Field(discri
 class MeshConfig(Config):
     """Devices along each axis; the product is the number of devices of the learner."""
 
-    data: int = Field(1, gt=0)
-    fsdp: int = Field(1, gt=0)
-    tensor: int = Field(1, gt=0)
-    expert: int = Field(1, gt=0)
-    context: int = Field(1, gt=0)
+    data: int = Field(default=1, gt=0)
+    fsdp: int = Field(default=1, gt=0)
+    tensor: int = Field(default=1, gt=0)
+    expert: int = Field(default=1, gt=0)
+    context: int = Field(default=1, gt=0)
 
 
 class OptimizerConfig(Config):
     """AdamW. The paper states the two learning rates; the rest is [silent]."""
 
     learning_rate: float = Field(gt=0)
-    warmup_updates: int = Field(0, ge=0)
+    warmup_updates: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises linearly from 0."""
-    decay_updates: int = Field(0, ge=0)
+    decay_updates: int = Field(default=0, ge=0)
     """Steps over which it falls linearly to a tenth, where it stays; 0 keeps it constant."""
-    b1: float = Field(0.9, ge=0, lt=1)
-    b2: float = Field(0.95, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
+    b1: float = Field(default=0.9, ge=0, lt=1)
+    b2: float = Field(default=0.95, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
 
 
 class PPOConfig(Config):
     """Proximal policy optimisation; defaults are the paper's where it states them."""
 
-    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
     """The ratio is clipped below at 1 - clip_low."""
-    clip_high: float = Field(0.28, gt=0)
-    gamma: float = Field(1.0, gt=0, le=1)
-    gae_lambda: float = Field(0.95, ge=0, le=1)
-    minibatches: int = Field(1, gt=0)
+    clip_high: float = Field(default=0.28, gt=0)
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    minibatches: int = Field(default=1, gt=0)
     """Optimizer steps per batch (paper: 1, mini-batch = global batch)."""
-    critic_updates: int = Field(1, gt=0)
+    critic_updates: int = Field(default=1, gt=0)
     """Critic steps per actor step."""
-    value_clip: float | None = Field(None, gt=0)
-    entropy_coef: float = Field(0.0, ge=0)
-    kl_coef: float = Field(0.0, ge=0)
+    value_clip: float | None = Field(default=None, gt=0)
+    entropy_coef: float = Field(default=0.0, ge=0)
+    kl_coef: float = Field(default=0.0, ge=0)
     normalize_advantages: bool = False
-    importance_cap: float | None = Field(2.0, gt=1)
+    importance_cap: float | None = Field(default=2.0, gt=1)
     """Truncated importance sampling between engine and trainer: weight min(exp(old - rollout), cap); None is off."""
     aggregation: Literal["trajectory_mean", "token_mean"] = "trajectory_mean"
     """Paper: token mean per trajectory, then mean over trajectories."""
@@ -109,15 +109,15 @@ class LearnerConfig(Config):
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     ppo: PPOConfig = PPOConfig()
-    row_tokens: int = Field(2048, gt=0)
+    row_tokens: int = Field(default=2048, gt=0)
     """Length of a packed row; no trajectory may be longer."""
-    rows_per_microbatch: int = Field(4, gt=0)
-    logits_chunk_tokens: int = Field(1024, gt=0)
+    rows_per_microbatch: int = Field(default=4, gt=0)
+    logits_chunk_tokens: int = Field(default=1024, gt=0)
     """Log-probs, entropy and values are computed over this many positions at a time."""
     remat: bool = True
-    num_learners: int = Field(1, gt=0)
+    num_learners: int = Field(default=1, gt=0)
     """LearnerActors, one a host; together they form one mesh."""
-    max_nonfinite_steps: int = Field(3, gt=0)
+    max_nonfinite_steps: int = Field(default=3, gt=0)
 
 
 class StageBase(Config):
@@ -143,8 +143,8 @@ class LessonStage(StageBase):
 
     kind: Literal["lessons"] = "lessons"
     lessons: int = Field(gt=0)
-    epochs: int = Field(1, gt=0)
-    trajectories_per_update: int = Field(8, gt=0)
+    epochs: int = Field(default=1, gt=0)
+    trajectories_per_update: int = Field(default=8, gt=0)
     optimizer: OptimizerConfig
 
 
@@ -156,9 +156,9 @@ class FineTuneStage(StageBase):
     """Names of earlier stages whose trajectories are read."""
     keep: Literal["all", "good"] = "good"
     """good: reward > 0, no redundant loop, no malformed tool call (paper, stage 3a)."""
-    epochs: int = Field(1, gt=0)
-    trajectories_per_update: int = Field(16, gt=0)
-    lessons: int = Field(0, ge=0)
+    epochs: int = Field(default=1, gt=0)
+    trajectories_per_update: int = Field(default=16, gt=0)
+    lessons: int = Field(default=0, ge=0)
     """Fresh lessons (see LessonStage) mixed in, so that a small decoder does not unlearn all but `data`."""
     optimizer: OptimizerConfig
 
@@ -168,8 +168,8 @@ class ValuePretrainStage(StageBase):
 
     kind: Literal["value_pretrain"] = "value_pretrain"
     data: list[str]
-    epochs: int = Field(2, gt=0)
-    trajectories_per_update: int = Field(16, gt=0)
+    epochs: int = Field(default=2, gt=0)
+    trajectories_per_update: int = Field(default=16, gt=0)
     optimizer: OptimizerConfig
 
 
@@ -199,7 +199,7 @@ class TaskConfig(Config):
     """A file, a folder, a parquet in the Ops-6K schema, or `synthetic:SEED` for the demo's generated tasks."""
     heldout: str
     skill: str = "cpp"
-    limit: int | None = Field(None, gt=0)
+    limit: int | None = Field(default=None, gt=0)
     """Use only the first so many tasks of each, for trying things out."""
 
 
@@ -208,16 +208,16 @@ class EvaluationConfig(Config):
 
     after: list[str] = []
     """Stages after which held-out tasks are evaluated; the final stage always is."""
-    samples_per_task: int = Field(4, gt=0)
+    samples_per_task: int = Field(default=4, gt=0)
     dialogue: DialogueConfig = DialogueConfig()
 
 
 class CheckpointConfig(Config):
-    every_updates: int = Field(4, gt=0)
+    every_updates: int = Field(default=4, gt=0)
     """PPO updates between checkpoints; the end of every stage has one in any case."""
-    every_log_updates: int = Field(200, gt=0)
+    every_log_updates: int = Field(default=200, gt=0)
     """The same for stages that train on the log, whose updates are short."""
-    keep_last: int = Field(2, gt=0)
+    keep_last: int = Field(default=2, gt=0)
 
 
 class StartFromConfig(Config):
@@ -232,7 +232,7 @@ class RunConfig(Config):
     """One run: the whole schedule from tasks to evaluation."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     runs_dir: Path = Path("runs")
     """The run folder is runs_dir/name; never inside what a Ray job uploads."""
     tasks: TaskConfig

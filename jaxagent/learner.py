@@ -34,7 +34,7 @@ from rollout.types import Trajectory
 LogStage = LessonStage | FineTuneStage | ValuePretrainStage
 Update = Callable[[Sequence[TokenSequence], list[int]], Metrics]
 """One optimizer step on the sequences with the given indices."""
-Export = Callable[[nnx.Module], Iterator[tuple[str, np.ndarray]]]
+Export = Callable[[Any], Iterator[tuple[str, np.ndarray]]]
 
 
 class Learner:
@@ -50,7 +50,7 @@ class Learner:
         self,
         actor: nnx.Module,
         *,
-        make_critic: Callable[[nnx.Module], nnx.Module],
+        make_critic: Callable[[Any], nnx.Module],
         export: Export,
         config: LearnerConfig,
         seed: int,

@@ -27,7 +27,7 @@ from jaxagent.learner import Learner
 from jaxagent.models.config import ComputeConfig, DecoderConfig
 from jaxagent.models.export import export_hf
 from jaxagent.models.params import load_config, load_decoder, named_weights
-from jaxagent.models.scratch_tokenizer import save_tokenizer, train_tokenizer
+from jaxagent.models.scratch_tokenizer import END_OF_MESSAGE, PADDING, save_tokenizer, train_tokenizer
 from jaxagent.models.value import Critic
 from jaxagent.run_folder import RunFolder
 from jaxagent.sequences import TokenSequence
@@ -147,9 +147,9 @@ def prepare_model(config: RunConfig, folder: RunFolder) -> Path:
         return folder.initial_model
     texts = expert_texts(resolve_tasks(config.tasks.train))
     tokenizer = train_tokenizer(texts, vocab_size=config.model.vocab_size, max_context=config.learner.row_tokens)
-    shape = DecoderConfig.from_scratch(config.model)
-    end = tokenizer.eos_token_id
-    shape = shape.with_tokens(bos=None, eos=(end,), pad=tokenizer.pad_token_id)
+    end, padding = (tokenizer.convert_tokens_to_ids(token) for token in (END_OF_MESSAGE, PADDING))
+    assert isinstance(end, int) and isinstance(padding, int)
+    shape = DecoderConfig.from_scratch(config.model).with_tokens(bos=None, eos=(end,), pad=padding)
     decoder = load_decoder(shape, dtype=config.learner.param_dtype, seed=config.seed)
     partial = folder.root / "initial_model.part"
     shutil.rmtree(partial, ignore_errors=True)  # of a start that was killed

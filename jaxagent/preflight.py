@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from jaxagent.config import LessonStage, RunConfig, SampleStage, ScratchModelConfig
+from jaxagent.config import LessonStage, PPOStage, RunConfig, SampleStage, ScratchModelConfig
 from jaxagent.load_config import ConfigError
 from jaxagent.synthesis.sources import resolve_tasks
 from sandbox.skill import load_skill
@@ -53,7 +53,8 @@ def _check_cores(config: RunConfig) -> None:
 
 def _check_lengths(config: RunConfig) -> None:
     """A trajectory has to fit the engine and a row of the learner."""
-    dialogues = {f"stages.{s.name}.dialogue": s.dialogue for s in config.stages if hasattr(s, "dialogue")}
+    with_dialogue = [stage for stage in config.stages if isinstance(stage, SampleStage | PPOStage)]
+    dialogues = {f"stages.{stage.name}.dialogue": stage.dialogue for stage in with_dialogue}
     dialogues["evaluation.dialogue"] = config.evaluation.dialogue
     for key, dialogue in dialogues.items():
         for name, limit in (

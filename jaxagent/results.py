@@ -40,9 +40,15 @@ class EvaluationResult:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> EvaluationResult:
-        known = {name: value for name, value in record.items() if name != "mean_reward"}
         figures = {name: Interval(**value) if value else None for name, value in record["figures"].items()}
-        return cls(**known | {"figures": figures})
+        return cls(
+            label=record["label"],
+            num_tasks=record["num_tasks"],
+            num_samples=record["num_samples"],
+            rewards=record["rewards"],
+            outcomes=record["outcomes"],
+            figures=figures,
+        )
 
 
 def best_judgement(trajectory: Trajectory) -> Judgement:

@@ -14,17 +14,17 @@ class DialogueConfig(Config):
 
     kind: Literal["single_turn", "agentic"] = "agentic"
     """single_turn: one answer, no execution feedback. agentic: the tool loop."""
-    max_turns: int = Field(20, gt=0)
+    max_turns: int = Field(default=20, gt=0)
     """Paper: 150 in training, 200 in evaluation; a single-turn dialogue has one."""
-    max_context_tokens: int = Field(2048, gt=0)
-    max_reply_tokens: int = Field(512, gt=0)
-    max_seconds: float = Field(600.0, gt=0)
-    temperature: float = Field(1.0, ge=0)
+    max_context_tokens: int = Field(default=2048, gt=0)
+    max_reply_tokens: int = Field(default=512, gt=0)
+    max_seconds: float = Field(default=600.0, gt=0)
+    temperature: float = Field(default=1.0, ge=0)
     prompt: str = "compact"
     """`compact`: a few lines, for small models. `full`: the skill's SKILL.md. Or a path to a jinja2 template."""
     parser: Literal["qwen3_coder", "hermes", "react"] = "qwen3_coder"
     """How tool calls are written in the policy's text."""
-    max_observation_chars: int | None = Field(None, gt=0)
+    max_observation_chars: int | None = Field(default=None, gt=0)
     """One tool result is cut in its middle to this length. None: max_context_tokens / 4, at most 30,000."""
 
     @property
@@ -35,32 +35,32 @@ class DialogueConfig(Config):
 class RolloutConfig(Config):
     """Asynchronous rollouts."""
 
-    num_actors: int = Field(2, gt=0)
-    trajectories_per_actor: int = Field(8, gt=0)
+    num_actors: int = Field(default=2, gt=0)
+    trajectories_per_actor: int = Field(default=8, gt=0)
     """Concurrent loops in one actor."""
-    max_staleness: int = Field(1, ge=0)
+    max_staleness: int = Field(default=1, ge=0)
     """Largest allowed difference between the learner's version and the oldest version that sampled a token of a
     trajectory. 0 is synchronous training."""
-    max_retries: int = Field(3, ge=0)
+    max_retries: int = Field(default=3, ge=0)
     """Repeats of one (task, sample) after trouble of ours before the run stops with an error."""
 
 
 class EngineConfig(Config):
     """vLLM, as served to the rollout actors."""
 
-    num_engines: int = Field(1, gt=0)
-    max_model_len: int = Field(2048, gt=0)
-    max_num_seqs: int = Field(32, gt=0)
+    num_engines: int = Field(default=1, gt=0)
+    max_model_len: int = Field(default=2048, gt=0)
+    max_num_seqs: int = Field(default=32, gt=0)
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = "float32"
     enforce_eager: bool = True
-    kv_cache_gib: float = Field(1.0, gt=0)
+    kv_cache_gib: float = Field(default=1.0, gt=0)
     """CPU: size of the KV cache. GPU: see gpu_memory_utilization."""
-    gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
-    cpu_threads: int = Field(2, gt=0)
+    gpu_memory_utilization: float = Field(default=0.4, gt=0, le=1)
+    cpu_threads: int = Field(default=2, gt=0)
     weight_transfer: Literal["shared_memory", "ipc", "nccl"] = "shared_memory"
-    publish_timeout_s: float = Field(60.0, gt=0)
-    start_timeout_s: float = Field(600.0, gt=0)
-    request_timeout_s: float = Field(1800.0, gt=0)
+    publish_timeout_s: float = Field(default=60.0, gt=0)
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    request_timeout_s: float = Field(default=1800.0, gt=0)
     """Wall time of one generate call, waiting and pauses included; only a hung engine should reach it."""
     seed: int = 0
 
@@ -78,5 +78,5 @@ class EndpointConfig(Config):
     base_url: str
     model: str
     api_key_env: str = "OPENAI_API_KEY"
-    timeout_s: float = Field(300.0, gt=0)
-    max_retries: int = Field(5, ge=0)
+    timeout_s: float = Field(default=300.0, gt=0)
+    max_retries: int = Field(default=5, ge=0)

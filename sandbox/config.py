@@ -21,44 +21,44 @@ class SandboxConfig(Config):
     """`process` runs commands as the current user without isolation: for trusted code only."""
     image: str = "host-rootfs"
     """`host-rootfs` needs no registry: an empty image with this machine's /usr, /lib and environment read-only."""
-    warm_containers: int = Field(2, ge=0)
+    warm_containers: int = Field(default=2, ge=0)
     """Containers kept started and clean ahead of demand, in every process that opens sandboxes."""
-    memory_mb: int = Field(2048, gt=0)
-    pids: int = Field(256, gt=0)
-    disk_mb: int = Field(512, gt=0)
-    command_timeout_s: float = Field(60.0, gt=0)
-    max_output_bytes: int = Field(30_000, gt=0)
+    memory_mb: int = Field(default=2048, gt=0)
+    pids: int = Field(default=256, gt=0)
+    disk_mb: int = Field(default=512, gt=0)
+    command_timeout_s: float = Field(default=60.0, gt=0)
+    max_output_bytes: int = Field(default=30_000, gt=0)
 
 
 class CompileConfig(Config):
     """The compile service."""
 
     cache_dir: Path = Path("~/.cache/jaxagent/compile")
-    cache_max_mb: int = Field(2048, gt=0)
-    num_workers: int = Field(1, gt=0)
-    timeout_s: float = Field(120.0, gt=0)
+    cache_max_mb: int = Field(default=2048, gt=0)
+    num_workers: int = Field(default=1, gt=0)
+    timeout_s: float = Field(default=120.0, gt=0)
 
 
 class JudgeConfig(Config):
     """How a candidate is checked and timed."""
 
     protocol: Literal["hardened", "paper"] = "hardened"
-    num_devices: int = Field(1, gt=0)
+    num_devices: int = Field(default=1, gt=0)
     """Profiler devices; on CPU a device is a pinned set of cores."""
-    cores_per_device: int = Field(2, gt=0)
+    cores_per_device: int = Field(default=2, gt=0)
     """Cores, and threads, of one CPU device; one device may span every core of a small machine."""
     quiet: bool = True
     """Freeze engine, learner and sandboxes for the length of a timed section: for machines with few cores."""
-    num_checks: int = Field(5, gt=0)
+    num_checks: int = Field(default=5, gt=0)
     """Fresh random inputs compared (paper: 5)."""
-    warmup_ms: float = Field(60.0, ge=0)
-    timed_rounds: int = Field(9, ge=3)
+    warmup_ms: float = Field(default=60.0, ge=0)
+    timed_rounds: int = Field(default=9, ge=3)
     """Interleaved rounds of candidate and eager; medians are reported."""
-    timeout_s: float = Field(30.0, gt=0)
+    timeout_s: float = Field(default=30.0, gt=0)
     """Wall time of one candidate in check and timing together."""
-    memory_mb: int = Field(4096, gt=0)
+    memory_mb: int = Field(default=4096, gt=0)
     """Memory a candidate's process may take beyond torch itself."""
-    max_retries: int = Field(2, ge=0)
+    max_retries: int = Field(default=2, ge=0)
     """Repeats elsewhere after trouble of ours (device, worker), before the run stops with an error."""
     baseline_dir: Path = Path("~/.cache/jaxagent/baselines")
     """Times of torch eager and torch.compile, by task content and machine."""
