@@ -12,7 +12,8 @@ from jaxagent.config import RunConfig
 class _LearnerProcess:
     """Builds a LearnerService inside the actor's process; forwards. JAX is imported there and nowhere else."""
 
-    def __init__(self, config: RunConfig, root: str) -> None:
+    def start(self, config: RunConfig, root: str) -> None:
+        # Not in __init__, whose exceptions Ray turns into a dead actor without their message.
         from jaxagent.learner_service import LearnerService
 
         self._service = LearnerService(config, root)

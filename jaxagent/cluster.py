@@ -23,7 +23,7 @@ from typing import Any
 import ray
 
 from jaxagent.actors import LearnerActor
-from jaxagent.config import FineTuneStage, LessonStage, PPOStage, RunConfig, Stage, ValuePretrainStage
+from jaxagent.config import FineTuneStage, LessonStage, PPOStage, RunConfig, SampleStage, Stage, ValuePretrainStage
 from jaxagent.progress import RunProgress
 from jaxagent.run_folder import RunFolder
 from jaxagent.synthesis.expert import ExpertPolicy
@@ -114,7 +114,7 @@ class Cluster:
         # A registry of the run's own: another run on this machine neither freezes ours nor is frozen by it.
         self._registry = Path(tempfile.gettempdir()) / f"jaxagent-quiet-{self._config.name}-{uuid.uuid4().hex[:8]}"
         self._judge = start_judge(self._config.judge, self._config.compile, registry_dir=self._registry)
-        self._learner_handle = LearnerActor.remote(self._config, str(self._folder.root))
+        self._learner_handle = LearnerActor.remote()
         self.learner = LearnerClient(self._learner_handle)
         return self
 
@@ -133,12 +133,15 @@ class Cluster:
 
     async def prepare(self, tasks: Sequence[Task]) -> None:
         """Learner, engines (in the background), rollout actors; and the baseline times of all tasks."""
+        await call(self._learner_handle.start, self._config, str(self._folder.root))
         model_dir = await self.learner.model_dir()
         await self._quieten(self._learner_handle)
         engine = self._config.engine
         self._engines = [EngineActor.remote(str(model_dir), engine) for _ in range(engine.num_engines)]
         self._engines_started = asyncio.create_task(self._start_engines())
         self._start_rollout_actors(model_dir)
+        if self._needs_sandboxes():
+            await asyncio.gather(*(call(actor.check_sandbox) for actor in self._rollout_actors))
         started = time.monotonic()
         with self._progress.counting("baselines", len(tasks)) as advance:
             await self._judge.prepare(list(tasks), lambda *_: advance())
@@ -244,6 +247,10 @@ class Cluster:
             quiet_dir=self._registry if config.judge.quiet else None,
         )
         self._under_way = [0] * config.rollout.num_actors
+
+    def _needs_sandboxes(self) -> bool:
+        stages = [stage for stage in self._config.stages if isinstance(stage, SampleStage | PPOStage)]
+        return any(holder.dialogue.kind == "agentic" for holder in (*stages, self._config.evaluation))
 
     async def _quieten(self, handle: Any) -> None:
         """The actor's processes stand still while a kernel is timed on their machine, where the config asks for it."""

@@ -13,7 +13,10 @@ from rollout.store import TrajectoryStore
 
 
 def copy_start(config: RunConfig, folder: RunFolder) -> None:
-    """Fills the folder of a new run from `config.start_from`. Raises ConfigError where that run cannot serve."""
+    """Fills the folder of a new run from `config.start_from`. Raises ConfigError where that run cannot serve.
+
+    Evaluations are taken over where both runs evaluate alike: figures of two dialogues are not compared.
+    """
     assert config.start_from is not None
     source, source_config = open_run(config.start_from.run)
     stages = common_stages(config, source_config, after=config.start_from.after)
@@ -26,7 +29,10 @@ def copy_start(config: RunConfig, folder: RunFolder) -> None:
     link_tree(checkpoint, folder.checkpoints)
     if source.initial_model.is_dir():
         link_tree(source.initial_model, folder.initial_model)
-    for stage in stages:
+    same_settings = config.evaluation.model_copy(update={"after": []}) == source_config.evaluation.model_copy(
+        update={"after": []}
+    )
+    for stage in stages if same_settings else []:
         if (source.evaluations / stage / "result.json").exists():
             shutil.copytree(source.evaluations / stage, folder.evaluations / stage)
     _copy_log(source, folder, config, stages)

@@ -56,6 +56,11 @@ class Run:
         if done == total or done % every == 0:
             await self.checkpoint(stage, done, complete=done == total)
 
+    def updates_to_next_checkpoint(self, update: int) -> int:
+        """How many updates on the log the learner may make at once, so that a checkpoint holds what its record says."""
+        every = self.config.checkpoint.every_log_updates
+        return min(UPDATES_A_CALL, every - update % every)
+
     async def checkpoint(self, stage: Stage, updates: int, *, complete: bool) -> None:
         index = [other.name for other in self.config.stages].index(stage.name)
         record = {"stage": index, "name": stage.name, "updates": updates, "complete": complete}
@@ -99,7 +104,7 @@ async def train_on_lessons(run: Run, stage: LessonStage, first_update: int) -> N
         await learner.start_stage(stage)
     total = stage.epochs * -(-stage.lessons // stage.trajectories_per_update)
     update = first_update
-    while records := await learner.lesson_updates(stage, max_updates=UPDATES_A_CALL):
+    while records := await learner.lesson_updates(stage, max_updates=run.updates_to_next_checkpoint(update)):
         for values in records:
             await run.record(stage, update, total, values)
             update += 1
@@ -120,7 +125,7 @@ async def train_on_log(run: Run, stage: FineTuneStage | ValuePretrainStage, firs
     items = len(ids) + (stage.lessons if isinstance(stage, FineTuneStage) else 0)
     total = stage.epochs * -(-items // stage.trajectories_per_update)
     update = first_update
-    while records := await learner.log_updates(trajectories, stage, max_updates=UPDATES_A_CALL):
+    while records := await learner.log_updates(trajectories, stage, max_updates=run.updates_to_next_checkpoint(update)):
         for values in records:
             await run.record(stage, update, total, values | {"kept_trajectories": len(ids)})
             update += 1

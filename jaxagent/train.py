@@ -81,7 +81,11 @@ async def _walk(run: Run) -> list[EvaluationResult]:
             run.metrics.forget(stage=stage.name, from_update=done)
             run.progress.say(f"stage {stage.name} ({stage.kind})")
             await run_stage(run, stage, done)
-        if stage.name in run.config.evaluation.after or index == len(run.config.stages) - 1:
+        is_last = index == len(run.config.stages) - 1
+        if stage.name in run.config.evaluation.after or is_last:
+            if index < at.stage and not (run.folder.evaluations / stage.name / "result.json").exists():
+                run.progress.say(f"  no evaluation after {stage.name}: the weights of that moment are gone")
+                continue
             results.append(await evaluate_heldout(run, stage.name))
     return results
 

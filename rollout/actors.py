@@ -25,6 +25,7 @@ from rollout.router import EngineRouter
 from rollout.types import Completion, EngineError, Policy, RolloutError, SamplingParams, Trajectory
 from rollout.weights import WeightsPackage
 from rollout.worker import RolloutWorker
+from sandbox.backends import warm_up
 from sandbox.config import SandboxConfig
 from sandbox.quiet import QuietLease
 from sandbox.types import Judge, Task
@@ -116,6 +117,10 @@ class _RolloutProcess:
 
     async def process_ids(self) -> list[int]:
         return [os.getpid()]
+
+    async def check_sandbox(self) -> None:
+        """Starts what agents' shells will run in. Raises SandboxUnavailableError with what to do about it."""
+        await warm_up(self._sandbox_config)
 
     def _worker(self, policy: str) -> RolloutWorker:
         # Not in __init__, whose exceptions Ray turns into a dead actor without their type.

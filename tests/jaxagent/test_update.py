@@ -138,6 +138,16 @@ def test_the_learning_rate_warms_up_linearly():
     np.testing.assert_allclose(rates, [1e-2 / 3, 2e-2 / 3, 1e-2, 1e-2], rtol=1e-5)
 
 
+def test_the_learning_rate_falls_linearly_to_a_tenth_and_stays_there():
+    batch, num_microbatches = layout("packed")
+    state, rates = fresh_state(), []
+    for _ in range(4):
+        scalars = SCALARS | {"decay_updates": np.float32(3)}
+        state, output = step_of(FINETUNE)(state, batch, Targets(), num_microbatches, scalars)
+        rates.append(float(output.learning_rate))
+    np.testing.assert_allclose(rates, [0.7e-2, 0.4e-2, 0.1e-2, 0.1e-2], rtol=1e-5)
+
+
 def test_a_batch_shape_compiles_once_whatever_it_holds():
     step, state = make_train_step(nnx.split(tiny_actor(), nnx.Param)[0], FINETUNE), fresh_state()
     for count in (1, 3, 7):
