@@ -48,7 +48,7 @@ def get_init_inputs():
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("runs"), name="first <b onclick=alert(1)>").root
+    return make_run(tmp_path_factory.mktemp("runs"), name="first").root
 
 
 def make_run(runs_dir: Path, *, name: str) -> RunFolder:
@@ -57,7 +57,7 @@ def make_run(runs_dir: Path, *, name: str) -> RunFolder:
     (runs_dir / "tasks" / "double.py").write_text(TASK)
     config = RunConfig.model_validate({
         "name": name, "runs_dir": runs_dir, "model": {"kind": "scratch"}, "evaluation": {"after": ["expert"]},
-        "tasks": {"train": str(runs_dir / "tasks"), "heldout": str(runs_dir / "tasks")},
+        "tasks": {"train": str(runs_dir / "tasks"), "heldout": str(runs_dir / "tasks"), "skill": "cpp <b onclick=alert(1)>"},
         "stages": [
             {"name": "expert", "kind": "sample", "policy": "expert", "trajectories": 3},
             {"name": "tuned", "kind": "finetune", "data": ["expert"], "optimizer": {"learning_rate": 1e-3}},
@@ -266,7 +266,7 @@ def test_no_text_of_a_model_is_markup_and_nothing_is_fetched(run_dir: Path, tmp_
         assert all((attributes.get(name) or "#").startswith("#") for name in ("src", "href"))
     policy = next(a["content"] for t, a in tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None and "default-src 'none'" in policy and "unsafe-inline" not in policy.split(";")[1]
-    assert "pwned" not in page and "first &lt;b onclick=alert(1)&gt;" in page
+    assert "pwned" not in page and "cpp &lt;b onclick=alert(1)&gt;" in page
 
 
 def test_scripts_never_parse_a_text_as_markup_or_code():
@@ -410,7 +410,7 @@ def test_the_chosen_run_is_shown_and_a_metric_lies_over_that_of_the_others(
     browser.value("document.querySelector('#metric-plot').scrollIntoView()")
     browser.wait_for("document.querySelector('#metric-plot').data?.length === 3")
     assert browser.value("document.querySelector('#metric-plot').data.slice(1).map((trace) => trace.name)") == [
-        "first &lt;b onclick=alert(1)>", "second"
+        "first", "second"
     ]  # fmt: skip
     assert browser.value("document.querySelector('#found').textContent") == "15 of 15", (
         "the other run's search has ended"
