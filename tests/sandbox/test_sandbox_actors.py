@@ -171,6 +171,7 @@ async def test_a_device_that_dies_is_replaced_and_its_candidate_judged(folders: 
     children = psutil.Process(pid).children(recursive=True)
     victim = candidate("x[i] * 1.0f")
     await fleet.compile("cpp", victim)  # so that the device has it at once
+    os.kill(pid, signal.SIGSTOP)  # so that it dies in the middle of the job, however fast the machine is
     judging = asyncio.create_task(coordinator.judge(TASK, victim, skill="cpp", timed=False))
     await asyncio.sleep(0.3)
     os.kill(pid, signal.SIGKILL)
