@@ -12,7 +12,7 @@ setup:           ## .venv in the checkout, from the lock file
 	@PYTHON="$(PYTHON)" scripts/setup.sh
 
 demo: setup      ## set up and run the whole schedule on this machine (CPU is enough)
-	$(BIN)/jaxagent train $(CONFIG)
+	@scripts/demo.sh $(CONFIG)
 
 test: setup      ## set up and run the tests (Docker, Ray and vLLM for real; no slow ones, no GPU)
 	$(BIN)/python -m pytest -m "not slow and not gpu"
