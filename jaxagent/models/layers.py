@@ -6,7 +6,6 @@ Every parameter carries `logical_axes`, one name per dimension, from which the l
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,6 @@ from jaxtyping import Array, Float, Int
 
 from jaxagent.models.attention import attend
 from jaxagent.models.config import ComputeConfig, DecoderConfig, RopeConfig
-
 
 INITIAL_STD = 0.02
 """Of every matrix, as in the families' own releases. A 4 x 256 decoder learns to copy within 250 steps from it, and did
