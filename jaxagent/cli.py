@@ -37,18 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def exit_code(error: Exception) -> int | None:
-    """2 for what the user can correct, 3 for what failed around us; None is a bug and deserves its traceback."""
-    from jaxagent.load_config import ConfigError
-    from rollout.types import RolloutError
-    from sandbox.skill import SkillError
-    from sandbox.tasks import TaskError
-    from sandbox.types import DeviceError, SandboxUnavailableError
+    """2 for what the user can correct, 3 for what failed around us; None is a bug and deserves its traceback.
 
-    if isinstance(error, ConfigError | TaskError | SkillError | FileNotFoundError | NotADirectoryError):
-        return BAD_USAGE
-    if isinstance(error, SandboxUnavailableError | DeviceError | RolloutError | OSError):
-        return FAILED
-    return None
+    An exception class of our own carries a message for people: a ValueError among them is about input.
+    """
+    if type(error).__module__.partition(".")[0] in ("jaxagent", "rollout", "sandbox"):
+        return BAD_USAGE if isinstance(error, ValueError) else FAILED
+    return FAILED if isinstance(error, OSError) else None
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -170,6 +170,9 @@ class ValuePretrainStage(StageBase):
     data: list[str]
     epochs: int = Field(default=2, gt=0)
     trajectories_per_update: int = Field(default=16, gt=0)
+    reward: Literal["paper", "raw_speedup"] = "paper"
+    """The same as in the PPO stage that the critic is for; so is reward_from."""
+    reward_from: Literal["final", "best"] = "final"
     optimizer: OptimizerConfig
 
 

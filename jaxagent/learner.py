@@ -154,10 +154,12 @@ class Learner:
     ) -> list[Metrics]:
         """The next updates of the critic towards V + A, computed anew with the critic of each epoch's start.
 
-        `rewards` default to the paper's reward of the final workspace. Otherwise as finetune_updates.
+        `rewards` default to those that the stage names. Otherwise as finetune_updates.
         """
         if rewards is None:
-            rewards = [training_reward(trajectory) for trajectory in trajectories]
+            rewards = [
+                training_reward(trajectory, kind=stage.reward, source=stage.reward_from) for trajectory in trajectories
+            ]
 
         def update(sequences: Sequence[TokenSequence], group: list[int]) -> Metrics:
             if self._progress.group == 0:

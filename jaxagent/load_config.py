@@ -26,7 +26,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     values = _read_extended(path)
     for key, text in _pairs(overrides):
-        _assign(values, key, yaml.safe_load(text))
+        _assign(values, key, _value(key, text))
     return validate(values, where=str(path))
 
 
@@ -59,8 +59,10 @@ def _read_extended(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         stage = _element(merged.get("stages", []), name, f"stages.{name}")
         if change is None:
             merged["stages"].remove(stage)
-        else:
+        elif isinstance(change, dict):
             _merge(stage, change)
+        else:
+            raise ConfigError(f"{path}: stages.{name}: expected the keys that change, or null; found {change!r}")
     _merge(merged, values)
     return merged
 
@@ -104,11 +106,20 @@ def _pairs(overrides: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
+def _value(key: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--{key}: {text!r} is not a YAML value; quote it, or close its brackets") from None
+
+
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:
     """Sets values[a][b][c] for the key `a.b.c`; an element of a list is chosen by its `name` or its index."""
     *parents, last = key.split(".")
     here: Any = values
     for part in parents:
+        if not isinstance(here, dict | list):
+            raise ConfigError(f"--{key}: {part} cannot be set, its parent is the single value {here!r}")
         here = _element(here, part, key) if isinstance(here, list) else here.setdefault(part, {})
     if isinstance(here, list) or not isinstance(here, dict):
         raise ConfigError(f"--{key}: {'.'.join(parents)} is no section of keys")

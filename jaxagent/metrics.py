@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxagent.sequences import TokenSequence
 from rollout.types import Trajectory
+from sandbox.types import Outcome
 
 Metrics = dict[str, float | None]
 PERCENTILES = (1, 50, 99)
@@ -37,14 +38,18 @@ def trajectory_metrics(
         "staleness_mean": float(staleness.mean()),
         "staleness_max": float(staleness.max()),
     }
-    for outcome in sorted(set(outcomes)):
-        metrics[f"outcome_{outcome}"] = outcomes.count(outcome) / len(outcomes)
+    metrics |= outcome_metrics(outcomes)
     for age, count in zip(*np.unique(staleness, return_counts=True), strict=True):
         metrics[f"staleness_{age}"] = float(count)
     return metrics
 
 
 @wild_numbers_allowed
+def outcome_metrics(outcomes: Sequence[str]) -> Metrics:
+    """The share of every outcome, also of those that did not occur: a curve has no gaps."""
+    return {f"outcome_{outcome}": outcomes.count(str(outcome)) / len(outcomes) for outcome in Outcome}
+
+
 def ppo_token_metrics(
     tokens: Mapping[str, np.ndarray], *, clip_low: float, clip_high: float, importance_cap: float | None
 ) -> Metrics:

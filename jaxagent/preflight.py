@@ -18,6 +18,10 @@ def check_inputs(config: RunConfig) -> tuple[list[Task], list[Task]]:
     """
     load_skill(config.tasks.skill)
     _check_model(config)
+    if config.learner.num_learners != 1:
+        raise ConfigError(
+            f"learner.num_learners={config.learner.num_learners}: this version runs one learner; set it to 1"
+        )
     _check_cores(config)
     _check_lengths(config)
     train, heldout = (

@@ -14,6 +14,7 @@ from typing import Any
 from jaxagent.cluster import Cluster
 from jaxagent.collector import Collector
 from jaxagent.config import FineTuneStage, LessonStage, PPOStage, RunConfig, SampleStage, Stage, ValuePretrainStage
+from jaxagent.metrics import Metrics, outcome_metrics
 from jaxagent.metrics_log import MetricsLog
 from jaxagent.progress import RunProgress
 from jaxagent.run_folder import RunFolder
@@ -114,10 +115,10 @@ async def train_on_log(run: Run, stage: FineTuneStage | ValuePretrainStage, firs
     """Supervised training, RFT and value pre-training: epochs over logged trajectories, in a seeded order."""
     ids = trainable_ids(run.store, stage)
     if not ids:
-        raise RuntimeError(
-            f"stage {stage.name}: none of the trajectories of {stage.data} is kept "
-            f"(keep={getattr(stage, 'keep', 'all')}); sample more, or train the stages before it for longer"
-        )
+        run.progress.say(f"  {stage.name}: none of the trajectories of {stage.data} is kept; nothing is trained")
+        run.metrics.write(stage=stage.name, update=0, values={"kept_trajectories": 0})
+        await run.checkpoint(stage, 0, complete=True)
+        return
     learner = run.cluster.learner
     if first_update == 0:
         await learner.start_stage(stage)
@@ -236,7 +237,7 @@ def resumed_window(
     )
 
 
-def sample_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def sample_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
     """Rewards and outcomes of sampled trajectories, named as the learner names them."""
     rewards = [trajectory.judgement.reward or 0.0 for trajectory in trajectories]
     outcomes = [str(trajectory.judgement.outcome) for trajectory in trajectories]
@@ -245,5 +246,5 @@ def sample_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "mean_reward": sum(rewards) / num,
         "num_trajectories": float(num),
         "mean_turns": sum(len(trajectory.turns) for trajectory in trajectories) / num,
-        **{f"outcome_{name}": outcomes.count(name) / num for name in sorted(set(outcomes))},
+        **outcome_metrics(outcomes),
     }

@@ -116,3 +116,17 @@ def test_a_circle_of_extends_and_an_unknown_stage_are_config_errors(tmp_path):
     bad = write(tmp_path, "bad.yaml", "extends: demo.yaml\nstages: {rtf: null}\n")
     with pytest.raises(ConfigError, match="'rtf' is none of"):
         load_config(bad)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--seed.x.y", "1"], r"--seed\.x\.y: .*single value"),
+        (["--name", "[x"], r"--name: '\[x' is not a YAML value"),
+        (["--stages", "[]"], r"stages: List should have at least 1 item"),
+        (["--name", ".."], r"name: String should match pattern"),
+    ],
+)
+def test_odd_overrides_are_config_errors(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(DEMO, overrides)
