@@ -44,12 +44,12 @@ def trajectory_metrics(
     return metrics
 
 
-@wild_numbers_allowed
 def outcome_metrics(outcomes: Sequence[str]) -> Metrics:
     """The share of every outcome, also of those that did not occur: a curve has no gaps."""
     return {f"outcome_{outcome}": outcomes.count(str(outcome)) / len(outcomes) for outcome in Outcome}
 
 
+@wild_numbers_allowed
 def ppo_token_metrics(
     tokens: Mapping[str, np.ndarray], *, clip_low: float, clip_high: float, importance_cap: float | None
 ) -> Metrics:
