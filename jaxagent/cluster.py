@@ -194,9 +194,6 @@ class Cluster:
         numbers = {name for report in reports for name, value in report.items() if isinstance(value, int | float)}
         return {f"publish_{name}": max(float(report.get(name, 0.0)) for report in reports) for name in sorted(numbers)}
 
-    async def judge_stats(self) -> dict[str, int]:
-        return await self._judge.stats()
-
     async def _publish_to(self, engine: Any, package: WeightsPackage) -> dict[str, Any]:
         try:
             return await call(engine.publish, package, died=EngineError)
