@@ -76,6 +76,8 @@ class OptimizerConfig(Config):
     """Steps over which it falls linearly to a tenth, where it stays; 0 keeps it constant."""
     b1: float = Field(default=0.9, ge=0, lt=1)
     b2: float = Field(default=0.95, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    """Adam's. Far above the gradients' root mean square, a step follows the gradient itself, not its signs."""
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
 

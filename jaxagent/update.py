@@ -24,15 +24,17 @@ def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:
     The numbers live in the optimizer's state (inject_hyperparams), so stages that differ in them share a compilation.
     """
 
-    def build(b1: float, b2: float, weight_decay: float, max_grad_norm: float) -> optax.GradientTransformation:
+    def build(
+        b1: float, b2: float, eps: float, weight_decay: float, max_grad_norm: float
+    ) -> optax.GradientTransformation:
         return optax.chain(
             optax.clip_by_global_norm(max_grad_norm),
-            optax.scale_by_adam(b1=b1, b2=b2),
+            optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
             optax.add_decayed_weights(weight_decay, mask=_is_matrix),
         )
 
     return optax.inject_hyperparams(build)(
-        b1=cfg.b1, b2=cfg.b2, weight_decay=cfg.weight_decay, max_grad_norm=cfg.max_grad_norm
+        b1=cfg.b1, b2=cfg.b2, eps=cfg.eps, weight_decay=cfg.weight_decay, max_grad_norm=cfg.max_grad_norm
     )
 
 
