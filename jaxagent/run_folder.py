@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,7 @@ class RunFolder:
         return self.root / "checkpoints"
 
     def stage_end(self, stage: str) -> Path:
-        """The checkpoint at the end of a stage, kept for runs that start from it."""
+        """Holds the checkpoint at the end of a stage under its number, for runs that start from it."""
         return self.root / "stage_ends" / stage
 
     @property
@@ -61,21 +63,45 @@ class RunFolder:
         return self.root / "log"
 
 
-def create_run(config: RunConfig) -> RunFolder:
-    """Makes the folder of a new run. Raises ConfigError where a run of that name exists already."""
-    folder = RunFolder((config.runs_dir / config.name).expanduser().resolve())
-    if folder.config.exists():
+def create_run(config: RunConfig, *, fill: Callable[[RunFolder], None] = lambda _: None) -> RunFolder:
+    """Makes the folder of a new run; `fill` puts into it what the run starts from.
+
+    Everything happens beside the folder's place, under a hidden name, and is renamed at the end: a start that fails or
+    is killed leaves no folder that looks like a run. Raises ConfigError where a run of that name exists already.
+    """
+    root = (config.runs_dir / config.name).expanduser().resolve()
+    _check_free(root, config.name)
+    _remove_abandoned_parts(root)
+    part = RunFolder(root.with_name(f".{root.name}.{os.getpid()}.part"))
+    try:
+        for path in (part.log, part.evaluations):
+            path.mkdir(parents=True)
+        fill(part)
+        write_atomically(part.config, dump_config(config))
+        _check_free(root, config.name)  # somebody else may have started a run of that name meanwhile
+        part.root.rename(root)
+    except BaseException:
+        shutil.rmtree(part.root, ignore_errors=True)
+        raise
+    return RunFolder(root)
+
+
+def _check_free(root: Path, name: str) -> None:
+    if (root / "config.yaml").exists():
         raise ConfigError(
-            f"name={config.name}: {folder.root} holds a run already; continue it with "
-            f"`jaxagent train --resume {folder.root}`, or choose another name (--name NAME)"
+            f"name={name}: {root} holds a run already; continue it with "
+            f"`jaxagent train --resume {root}`, or choose another name (--name NAME)"
         )
-    if folder.root.exists() and any(folder.root.iterdir()):
-        raise ConfigError(f"name={config.name}: {folder.root} exists and is no run; choose another name (--name NAME)")
-    folder.root.mkdir(parents=True, exist_ok=True)
-    for path in (folder.log, folder.evaluations):
-        path.mkdir(exist_ok=True)
-    write_atomically(folder.config, dump_config(config))
-    return folder
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise ConfigError(f"name={name}: {root} exists and is no run; choose another name (--name NAME)")
+
+
+def _remove_abandoned_parts(root: Path) -> None:
+    """Half-made folders of this run whose makers were killed."""
+    for part in root.parent.glob(f".{root.name}.*.part"):
+        pid = part.name.split(".")[-2]
+        if pid.isdigit() and (int(pid) == os.getpid() or not Path(f"/proc/{pid}").exists()):
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def open_run(root: Path) -> tuple[RunFolder, RunConfig]:

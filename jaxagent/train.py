@@ -21,16 +21,15 @@ from jaxagent.run_folder import RunFolder, create_run, open_run, write_json
 from jaxagent.schedule import Run, run_stage
 from jaxagent.stage_table import stage_rows, stage_summary
 from rollout.store import TrajectoryStore
+from sandbox.types import Task
 
 
 async def train(config: RunConfig) -> Path:
     """Starts a new run. Returns its folder; where nothing was done yet when it failed, no folder stays behind."""
-    check_inputs(config)
-    folder = create_run(config)
+    tasks = check_inputs(config)
+    folder = create_run(config, fill=lambda part: copy_start(config, part))
     try:
-        if config.start_from is not None:
-            copy_start(config, folder)
-        return await _run(folder, config)
+        return await _run(folder, config, tasks)
     except BaseException:
         if not has_begun(folder):
             shutil.rmtree(folder.root, ignore_errors=True)
@@ -49,12 +48,13 @@ def has_begun(folder: RunFolder) -> bool:
 
 async def resume(root: Path) -> Path:
     """Continues the run in `root` after its last checkpoint. Returns its folder."""
-    return await _run(*open_run(root))
+    folder, config = open_run(root)
+    return await _run(folder, config, check_inputs(config))
 
 
-async def _run(folder: RunFolder, config: RunConfig) -> Path:
+async def _run(folder: RunFolder, config: RunConfig, tasks: tuple[list[Task], list[Task]]) -> Path:
     started = time.monotonic()
-    train_tasks, heldout_tasks = check_inputs(config)
+    train_tasks, heldout_tasks = tasks
     with RunProgress() as progress, TrajectoryStore(folder.store, config.store) as store:
         progress.say(
             f"run {config.name}: {len(train_tasks)} train tasks, {len(heldout_tasks)} held out, in {folder.root}"
