@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxagent.config import RunConfig
 from jaxagent.load_config import ConfigError
-from jaxagent.run_folder import RunFolder, open_run
+from jaxagent.run_folder import RunFolder, open_run, read_origin, write_json
 from rollout.store import TrajectoryStore
 
 
@@ -38,6 +38,7 @@ def copy_start(config: RunConfig, folder: RunFolder) -> None:
         if (source.evaluations / stage / "result.json").exists():
             shutil.copytree(source.evaluations / stage, folder.evaluations / stage)
     _copy_log(source, folder, config, stages)
+    write_json(folder.origin, read_origin(folder) | {"started_from": read_origin(source)["id"]})
 
 
 def keep_stage_end(folder: RunFolder, stage: str, number: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,11 @@ class RunFolder:
     @property
     def config(self) -> Path:
         return self.root / "config.yaml"
+
+    @property
+    def origin(self) -> Path:
+        """An id of the run's own, and that of the run it started from: a name may be given again, an id is not."""
+        return self.root / "origin.json"
 
     @property
     def metrics(self) -> Path:
@@ -76,6 +82,7 @@ def create_run(config: RunConfig, *, fill: Callable[[RunFolder], None] = lambda 
     try:
         for path in (part.log, part.evaluations):
             path.mkdir(parents=True)
+        write_json(part.origin, {"id": uuid.uuid4().hex, "started_from": None})
         fill(part)
         write_atomically(part.config, dump_config(config))
         _check_free(root, config.name)  # somebody else may have started a run of that name meanwhile
@@ -110,6 +117,13 @@ def open_run(root: Path) -> tuple[RunFolder, RunConfig]:
     if not folder.config.is_file():
         raise ConfigError(f"{root}: no run here (config.yaml is missing); a run folder is runs_dir/name of its config")
     return folder, validate(yaml.safe_load(folder.config.read_text()), where=str(folder.config))
+
+
+def read_origin(folder: RunFolder) -> dict[str, str | None]:
+    """`id` and `started_from` of a run; both None where the run is older than these ids."""
+    if not folder.origin.exists():
+        return {"id": None, "started_from": None}
+    return json.loads(folder.origin.read_text())
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -12,7 +12,7 @@ from toys import random_trajectories
 
 from jaxagent.fork import copy_start, keep_stage_end, stage_end_checkpoint
 from jaxagent.load_config import ConfigError, load_config
-from jaxagent.run_folder import RunFolder, create_run, open_run
+from jaxagent.run_folder import RunFolder, create_run, open_run, read_origin
 from rollout.store import TrajectoryStore
 
 DEMO = "configs/demo.yaml"
@@ -70,6 +70,7 @@ def test_a_fork_killed_while_it_is_made_is_no_run_and_can_be_made_again(source):
     folder = create_run(config, fill=lambda part: copy_start(config, part))
     assert (folder.checkpoints / "3" / "arrays" / "data").read_bytes() == b"weights"
     assert open_run(folder.root)[1] == config
+    assert read_origin(folder)["started_from"] == read_origin(source)["id"] != read_origin(folder)["id"]
     assert sorted(path.name for path in source.root.parent.iterdir()) == ["base", "fork"]
 
 
