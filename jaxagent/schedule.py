@@ -17,6 +17,7 @@ from jaxagent.config import FineTuneStage, LessonStage, PPOStage, RunConfig, Sam
 from jaxagent.metrics import Metrics, outcome_metrics
 from jaxagent.metrics_log import MetricsLog
 from jaxagent.progress import RunProgress
+from jaxagent.replay import manifests_to_replay
 from jaxagent.run_folder import RunFolder
 from jaxagent.sequences import screen
 from jaxagent.tickets import TicketOrder, TicketWindow, ticket_number
@@ -153,11 +154,14 @@ async def train_on_rollouts(run: Run, stage: PPOStage, first_update: int) -> Non
     learner = run.cluster.learner
     if first_update == 0:
         await learner.start_stage(stage)
-    manifests = sorted(run.store.manifests(stage.name), key=lambda manifest: manifest.update)
-    for manifest in manifests[first_update:]:
+    replayed = manifests_to_replay(
+        run.store, stage.name, updates_done=first_update, policy_version=learner.version
+    )
+    for manifest in replayed:
         values = await learner.ppo_update([run.store.get(name) for name in manifest.trajectory_ids], stage)
         await run.record(stage, manifest.update, stage.updates, values | {"replayed": 1})
-    if len(manifests) >= stage.updates:
+    next_update = first_update + len(replayed)
+    if next_update >= stage.updates:
         return
     await run.cluster.publish()
     window = resumed_window(
@@ -168,7 +172,7 @@ async def train_on_rollouts(run: Run, stage: PPOStage, first_update: int) -> Non
         updates=stage.updates,
     )
     async with collector_of(run, stage, window, policy="actor") as collector:
-        for update in range(len(manifests), stage.updates):
+        for update in range(next_update, stage.updates):
             await ppo_update(run, stage, collector, update)
 
 
