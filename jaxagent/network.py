@@ -15,7 +15,7 @@ from jaxagent.losses import Loss
 from jaxagent.minibatch import Minibatch
 from jaxagent.sharding import param_shardings, state_shardings
 from jaxagent.types import StepOutput, Targets, TrainState
-from jaxagent.update import Score, init_train_state, make_score, make_train_step
+from jaxagent.update import HYPERPARAMS, Score, init_train_state, make_score, make_train_step
 
 IDLE_OPTIMIZER = OptimizerConfig.model_validate({"learning_rate": 1e-6})
 """Shapes the optimizer state of a network that no stage trains yet."""
@@ -58,6 +58,7 @@ class Network:
             "learning_rate": np.float32(cfg.learning_rate),
             "warmup_updates": np.float32(cfg.warmup_updates),
             "decay_updates": np.float32(cfg.decay_updates),
+            **{name: np.float32(getattr(cfg, name)) for name in HYPERPARAMS},
         }
         self.state, output = self._steps[loss](
             self.state, minibatch.batch, targets, minibatch.num_microbatches, scalars

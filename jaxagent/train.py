@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxagent.amend import amended, record_change
 from jaxagent.cluster import Cluster
 from jaxagent.config import RunConfig
 from jaxagent.evaluate import evaluate
@@ -46,16 +48,20 @@ def has_begun(folder: RunFolder) -> bool:
         return len(store) > 0
 
 
-async def resume(root: Path) -> Path:
-    """Continues the run in `root` after its last checkpoint. Returns its folder."""
+async def resume(root: Path, overrides: Sequence[str] = ()) -> Path:
+    """Continues the run in `root` after its last checkpoint, with what `overrides` change. Returns its folder."""
     folder, config = open_run(root)
+    config = amended(folder, config, overrides)
     return await _run(folder, config, check_inputs(config))
 
 
 async def _run(folder: RunFolder, config: RunConfig, tasks: tuple[list[Task], list[Task]]) -> Path:
     started = time.monotonic()
     train_tasks, heldout_tasks = tasks
+    # The store has one writer, so from here on nobody else changes the folder.
     with RunProgress() as progress, TrajectoryStore(folder.store, config.store) as store:
+        for key, (old, new) in record_change(folder, config).items():
+            progress.say(f"resumed with {key}={new}; it was {old}")
         progress.say(
             f"run {config.name}: {len(train_tasks)} train tasks, {len(heldout_tasks)} held out, in {folder.root}"
         )

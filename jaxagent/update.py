@@ -17,6 +17,9 @@ from jaxagent.types import Batch, StepOutput, Targets, TrainState
 
 Step = Callable[..., tuple[TrainState, StepOutput]]
 
+HYPERPARAMS = ("b1", "b2", "weight_decay", "max_grad_norm")
+"""Numbers of OptimizerConfig that the optimizer's state holds."""
+
 
 def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:
     """AdamW behind a global-norm clip, moments in float32. The learning rate is applied by the step.
@@ -50,9 +53,9 @@ def make_train_step(graphdef: nnx.GraphDef, loss: Loss, *, state_shardings: Trai
     """Returns jitted (state, batch, targets, num_microbatches, scalars) -> (state, output).
 
     The gradient is the sum over the first num_microbatches slots of axis M; `scalars` holds learning_rate,
-    warmup_updates, decay_updates and what the loss reads. One compilation a batch shape, since the slots in use are
-    data. `state` is
-    donated. A step whose loss or gradient isn't finite changes nothing and counts itself.
+    warmup_updates, decay_updates, what the loss reads, and those of HYPERPARAMS that replace the numbers in the state
+    (a resumed run may change them). One compilation a batch shape, since the slots in use are data. `state` is donated.
+    A step whose loss or gradient isn't finite changes nothing and counts itself.
     """
     optimizer = make_optimizer(OptimizerConfig.model_validate({"learning_rate": 1.0}))  # the state holds its numbers
 
@@ -76,7 +79,9 @@ def make_train_step(graphdef: nnx.GraphDef, loss: Loss, *, state_shardings: Trai
         (loss_value, grads), per_token = _accumulate(one_microbatch, (batch, targets), num_microbatches)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss_value) & jnp.isfinite(grad_norm)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        given = {name: scalars[name] for name in HYPERPARAMS if name in scalars}
+        before = state.opt_state._replace(hyperparams=state.opt_state.hyperparams | given)
+        updates, opt_state = optimizer.update(grads, before, state.params)
         rate = _learning_rate(scalars, state.num_steps)
         params = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
         keep = partial(jnp.where, finite)
