@@ -131,11 +131,14 @@ class Cluster:
         if self._own_ray:
             ray.shutdown()
 
-    async def prepare(self, tasks: Sequence[Task]) -> None:
-        """Learner, engines (in the background), rollout actors; and the baseline times of all tasks."""
+    async def start_learner(self) -> Path:
+        """The learner with its model; returns the folder of the model, which has the tokenizer."""
         await call(self._learner_handle.start, self._config, str(self._folder.root))
-        model_dir = await self.learner.model_dir()
         await self._quieten(self._learner_handle)
+        return await self.learner.model_dir()
+
+    async def prepare(self, tasks: Sequence[Task], model_dir: Path) -> None:
+        """Engines (in the background) and rollout actors; and the baseline times of all tasks."""
         engine = self._config.engine
         self._engines = [EngineActor.remote(str(model_dir), engine) for _ in range(engine.num_engines)]
         self._engines_started = asyncio.create_task(self._start_engines())

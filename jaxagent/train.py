@@ -16,6 +16,7 @@ from jaxagent.evaluate import evaluate
 from jaxagent.fork import copy_start
 from jaxagent.metrics_log import MetricsLog, read_metrics
 from jaxagent.preflight import check_inputs
+from jaxagent.prompt_lengths import fitting_tasks
 from jaxagent.progress import RunProgress
 from jaxagent.report import write_report
 from jaxagent.results import EvaluationResult, gain, show, table_rows
@@ -78,7 +79,11 @@ async def _run(folder: RunFolder, config: RunConfig, tasks: tuple[list[Task], li
 
 async def _walk(run: Run) -> list[EvaluationResult]:
     """Stages and evaluations from where the last checkpoint stands."""
-    await run.cluster.prepare([*run.train_tasks, *run.heldout_tasks])
+    model_dir = await run.cluster.start_learner()
+    run.train_tasks = fitting_tasks(
+        run.config, run.train_tasks, run.heldout_tasks, model_dir=model_dir, say=run.progress.say
+    )
+    await run.cluster.prepare([*run.train_tasks, *run.heldout_tasks], model_dir)
     at = await run.cluster.learner.restore()
     results = []
     for index, stage in enumerate(run.config.stages):
