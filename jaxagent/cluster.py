@@ -107,7 +107,7 @@ class Cluster:
         self._published: int | None = None
         self._package: WeightsPackage | None = None
         self._reviving = asyncio.Lock()
-        self.engine_restarts = 0
+        self._engine_restarts = 0
 
     async def __aenter__(self) -> Cluster:
         self._own_ray = connect_ray()
@@ -158,6 +158,11 @@ class Cluster:
     def published_version(self) -> int:
         """Of the weights that every engine has; -1 before the first publish."""
         return -1 if self._published is None else self._published
+
+    def take_engine_restarts(self) -> int:
+        """Since this was asked last."""
+        count, self._engine_restarts = self._engine_restarts, 0
+        return count
 
     async def rollout(self, ticket: Ticket, *, stage: str, dialogue: DialogueConfig, policy: str) -> Trajectory:
         """One trajectory on the least busy actor. Raises RolloutError, SandboxUnavailableError, DeviceError."""
@@ -218,7 +223,7 @@ class Cluster:
                         await call(engine.publish, self._package, died=EngineError)
 
     async def _restart(self, engine: Any) -> None:
-        self.engine_restarts += 1
+        self._engine_restarts += 1
         await call(engine.start, died=EngineError)
         await self._quieten(engine)
 

@@ -37,6 +37,11 @@ class RunFolder:
         return self.root / "metrics.jsonl"
 
     @property
+    def clock(self) -> Path:
+        """Wall time of the run so far."""
+        return self.root / "clock.json"
+
+    @property
     def summary(self) -> Path:
         return self.root / "summary.json"
 

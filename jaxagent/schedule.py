@@ -15,9 +15,10 @@ from jaxagent.cluster import Cluster
 from jaxagent.collector import Collector
 from jaxagent.config import FineTuneStage, LessonStage, PPOStage, RunConfig, SampleStage, Stage, ValuePretrainStage
 from jaxagent.metrics import Metrics, outcome_metrics
-from jaxagent.metrics_log import MetricsLog
+from jaxagent.metrics_log import MetricsLog, read_metrics
 from jaxagent.progress import RunProgress
 from jaxagent.replay import manifests_to_replay
+from jaxagent.run_clock import RunClock
 from jaxagent.run_folder import RunFolder
 from jaxagent.sequences import screen
 from jaxagent.tickets import TicketOrder, TicketWindow, ticket_number
@@ -40,6 +41,7 @@ class Run:
     store: TrajectoryStore
     metrics: MetricsLog
     progress: RunProgress
+    clock: RunClock
     train_tasks: Sequence[Task]
     heldout_tasks: Sequence[Task]
 
@@ -49,6 +51,7 @@ class Run:
         Of the many short updates on a log about eight are shown.
         """
         self.metrics.write(stage=stage.name, update=update, values=values)
+        self.clock.tick()
         done = update + 1
         is_ppo = isinstance(stage, PPOStage)
         if is_ppo or done == total or done % max(total // 8, 1) == 0:
@@ -81,9 +84,20 @@ async def run_stage(run: Run, stage: Stage, first_update: int) -> None:
         await train_on_rollouts(run, stage, first_update)
 
 
+def is_sampled(folder: RunFolder, store: TrajectoryStore, stage: Stage) -> bool:
+    """Whether a sample stage is done and on record. It trains nothing, so no checkpoint says it."""
+    if not isinstance(stage, SampleStage) or not sample_window(store, stage).complete:
+        return False
+    return any(record["stage"] == stage.name for record in read_metrics(folder.metrics))
+
+
+def sample_window(store: TrajectoryStore, stage: SampleStage) -> TicketWindow:
+    return resumed_window(store, stage.name, batch_size=stage.trajectories, max_staleness=0, updates=1)
+
+
 async def sample(run: Run, stage: SampleStage) -> None:
     """Fills the log with `stage.trajectories` trajectories of a fixed policy."""
-    window = resumed_window(run.store, stage.name, batch_size=stage.trajectories, max_staleness=0, updates=1)
+    window = sample_window(run.store, stage)
     if stage.policy == "actor" and not window.complete:
         await run.cluster.publish()
     started, before = time.monotonic(), len(window.ready)
@@ -93,7 +107,7 @@ async def sample(run: Run, stage: SampleStage) -> None:
     trajectories = list(run.store.trajectories(stage=stage.name))
     values = sample_metrics(trajectories) | {
         "seconds": time.monotonic() - started,
-        "rollout_retries": collector.retries,
+        **collector.take_counts(),
     }
     run.metrics.write(stage=stage.name, update=0, values=values)
     run.progress.update_line(stage.name, 0, 1, values)
@@ -154,9 +168,7 @@ async def train_on_rollouts(run: Run, stage: PPOStage, first_update: int) -> Non
     learner = run.cluster.learner
     if first_update == 0:
         await learner.start_stage(stage)
-    replayed = manifests_to_replay(
-        run.store, stage.name, updates_done=first_update, policy_version=learner.version
-    )
+    replayed = manifests_to_replay(run.store, stage.name, updates_done=first_update, policy_version=learner.version)
     for manifest in replayed:
         values = await learner.ppo_update([run.store.get(name) for name in manifest.trajectory_ids], stage)
         await run.record(stage, manifest.update, stage.updates, values | {"replayed": 1})
@@ -191,7 +203,7 @@ async def ppo_update(run: Run, stage: PPOStage, collector: Collector, update: in
         "seconds_learning": learned - collected,
         "seconds_publishing": time.monotonic() - learned,
     }
-    trouble = {"rollout_retries": collector.retries, "engine_restarts": run.cluster.engine_restarts}
+    trouble = collector.take_counts() | {"engine_restarts": run.cluster.take_engine_restarts()}
     await run.record(stage, update, stage.updates, values | published | seconds | trouble)
 
 
@@ -208,6 +220,7 @@ def collector_of(
         sampling_version=lambda: run.cluster.published_version,
         capacity=run.cluster.rollout_capacity,
         max_retries=run.config.rollout.max_retries,
+        max_drops_in_a_row=run.config.rollout.max_drops_in_a_row,
         screen=lambda trajectory: unfit(trajectory, run.config, need_logprobs=policy == "actor"),
         on_accept=on_accept,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,13 @@ from jaxagent.evaluate import evaluate
 from jaxagent.fork import copy_start
 from jaxagent.metrics_log import MetricsLog, read_metrics
 from jaxagent.preflight import check_inputs
-from jaxagent.prompt_lengths import fitting_tasks
 from jaxagent.progress import RunProgress
+from jaxagent.prompt_lengths import fitting_tasks
 from jaxagent.report import write_report
 from jaxagent.results import EvaluationResult, gain, show, table_rows
+from jaxagent.run_clock import RunClock
 from jaxagent.run_folder import RunFolder, create_run, open_run, write_json
-from jaxagent.schedule import Run, run_stage
+from jaxagent.schedule import Run, is_sampled, run_stage
 from jaxagent.stage_table import stage_rows, stage_summary
 from rollout.store import TrajectoryStore
 from sandbox.types import Task
@@ -57,7 +57,7 @@ async def resume(root: Path, overrides: Sequence[str] = ()) -> Path:
 
 
 async def _run(folder: RunFolder, config: RunConfig, tasks: tuple[list[Task], list[Task]]) -> Path:
-    started = time.monotonic()
+    clock = RunClock(folder.clock)
     train_tasks, heldout_tasks = tasks
     # The store has one writer, so from here on nobody else changes the folder.
     with RunProgress() as progress, TrajectoryStore(folder.store, config.store) as store:
@@ -68,12 +68,13 @@ async def _run(folder: RunFolder, config: RunConfig, tasks: tuple[list[Task], li
         )
         async with Cluster(config, folder, progress) as cluster:
             metrics = MetricsLog(folder)
-            run = Run(config, folder, cluster, store, metrics, progress, train_tasks, heldout_tasks)
+            run = Run(config, folder, cluster, store, metrics, progress, clock, train_tasks, heldout_tasks)
             try:
                 results = await _walk(run)
             finally:
                 metrics.close()
-        finish(folder, config, results, progress, seconds=time.monotonic() - started)
+                clock.save()
+        finish(folder, config, results, progress, seconds=clock.seconds)
     return folder.root
 
 
@@ -88,7 +89,8 @@ async def _walk(run: Run) -> list[EvaluationResult]:
     results = []
     for index, stage in enumerate(run.config.stages):
         done = at.updates if index == at.stage else 0
-        if index > at.stage or (index == at.stage and not at.complete):
+        is_ahead = index > at.stage or (index == at.stage and not at.complete)
+        if is_ahead and not is_sampled(run.folder, run.store, stage):
             run.metrics.forget(stage=stage.name, from_update=done)
             run.progress.say(f"stage {stage.name} ({stage.kind})")
             await run_stage(run, stage, done)

@@ -50,5 +50,7 @@ def test_a_log_that_ends_before_the_checkpoint_is_refused(store):
 
 def test_a_checkpoint_of_another_version_is_refused(store):
     fill(store, [0, 1, 2])
-    with pytest.raises(ReplayError, match="update 1 was made from policy version 11, and the checkpoint leads to .* 12"):
+    with pytest.raises(
+        ReplayError, match="update 1 was made from policy version 11, and the checkpoint leads to .* 12"
+    ):
         manifests_to_replay(store, "s", updates_done=1, policy_version=12)
