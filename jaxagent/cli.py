@@ -13,7 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxagent.disk import disk_full
+
 DONE, BAD_USAGE, FAILED = 0, 2, 3
+OUR_PACKAGES = ("jaxagent", "rollout", "sandbox")
 
 OWN_FLAGS = {"train": ("--resume", "--help"), "ablate": ("--after", "--help")}
 """Commands that take overrides of the config, `--section.key value`, beside these flags."""
@@ -34,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = exit_code(error)
         if code is None:
             raise
-        print(f"jaxagent {parsed.command}: {error}", file=sys.stderr)
+        print(f"jaxagent {parsed.command}: {explain(error)}", file=sys.stderr)
         return code
 
 
@@ -60,9 +63,17 @@ def exit_code(error: Exception) -> int | None:
 
     An exception class of our own carries a message for people: a ValueError among them is about input.
     """
-    if type(error).__module__.partition(".")[0] in ("jaxagent", "rollout", "sandbox"):
+    if type(error).__module__.partition(".")[0] in OUR_PACKAGES:
         return BAD_USAGE if isinstance(error, ValueError) else FAILED
     return FAILED if isinstance(error, OSError) else None
+
+
+def explain(error: Exception) -> str:
+    """The error's text; where it is the system's own about a full disk, with what to do."""
+    is_ours = type(error).__module__.partition(".")[0] in OUR_PACKAGES
+    if is_ours or disk_full(error) is None:
+        return str(error)
+    return f"{error}. Nothing half-written stays; free some space, then run the command again (a run: with --resume)"
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from jaxagent.config import RunConfig
+from jaxagent.disk import named
 from jaxagent.load_config import ConfigError, dump_config, validate
 
 
@@ -140,6 +141,8 @@ def write_atomically(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
+    except OSError as error:
+        raise named(error, path) from error
     finally:
         part.unlink(missing_ok=True)
 
