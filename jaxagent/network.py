@@ -46,8 +46,8 @@ class Network:
         self.state = self._init(self._place(nnx.split(module, nnx.Param)[1]), IDLE_OPTIMIZER)
 
     def start(self, cfg: OptimizerConfig) -> None:
-        """A fresh optimizer for a stage; the parameters stay."""
-        self.state = self._init(self.state.params, cfg)
+        """A fresh optimizer for a stage; the parameters stay, to the last bit of their master copy."""
+        self.state = self._init(self.state.params, cfg, self.state.master)
 
     def step(
         self, loss: str, minibatch: Minibatch, targets: Targets, cfg: OptimizerConfig, *, temperature: float = 1.0
@@ -83,8 +83,11 @@ class Network:
         """On the mesh, in buffers of their own: a step gives away the buffers of its state."""
         return jax.device_put(params, self.shardings.params, may_alias=False)
 
-    def _init(self, params: Any, cfg: OptimizerConfig) -> TrainState:
-        return jax.jit(lambda params: init_train_state(params, cfg), out_shardings=self.shardings)(params)
+    def _init(self, params: Any, cfg: OptimizerConfig, master: Any = None) -> TrainState:
+        init = jax.jit(
+            lambda params, master: init_train_state(params, cfg, master=master), out_shardings=self.shardings
+        )
+        return init(params, master)
 
 
 def copy_params(params: Any) -> Any:

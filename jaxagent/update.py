@@ -39,13 +39,23 @@ def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:
     )
 
 
-def init_train_state(params: Any, cfg: OptimizerConfig) -> TrainState:
-    """A fresh optimizer around `params`."""
+def init_train_state(params: Any, cfg: OptimizerConfig, *, master: Any = None) -> TrainState:
+    """A fresh optimizer around `params`, and around the `master` of an earlier one where there was one.
+
+    Steps of reinforcement learning are far smaller than what separates two neighbouring bfloat16 numbers: added to
+    parameters of that type they would round to nothing. So these are only the rounded copy of a float32 master.
+    """
+    if master is None and any(param.dtype != jnp.float32 for param in jax.tree.leaves(params)):
+        master = jax.tree.map(lambda param: param.astype(jnp.float32), params)
     moments_like = jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), params)
     opt_state = make_optimizer(cfg).init(moments_like)
     # Two arrays, since a step gives away each buffer of its state once.
     return TrainState(
-        params=params, opt_state=opt_state, num_steps=jnp.zeros((), jnp.int32), num_skipped=jnp.zeros((), jnp.int32)
+        params=params,
+        opt_state=opt_state,
+        num_steps=jnp.zeros((), jnp.int32),
+        num_skipped=jnp.zeros((), jnp.int32),
+        master=master,
     )
 
 
@@ -81,15 +91,18 @@ def make_train_step(graphdef: nnx.GraphDef, loss: Loss, *, state_shardings: Trai
         finite = jnp.isfinite(loss_value) & jnp.isfinite(grad_norm)
         given = {name: scalars[name] for name in HYPERPARAMS if name in scalars}
         before = state.opt_state._replace(hyperparams=state.opt_state.hyperparams | given)
-        updates, opt_state = optimizer.update(grads, before, state.params)
+        exact = state.params if state.master is None else state.master
+        updates, opt_state = optimizer.update(grads, before, exact)
         rate = _learning_rate(scalars, state.num_steps)
-        params = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
+        exact = jax.tree.map(lambda p, u: p - rate * u, exact, updates)
+        params = jax.tree.map(lambda new, p: new.astype(p.dtype), exact, state.params)
         keep = partial(jnp.where, finite)
         new_state = TrainState(
             params=jax.tree.map(keep, params, state.params),
             opt_state=jax.tree.map(keep, opt_state, state.opt_state),
             num_steps=state.num_steps + 1,
             num_skipped=state.num_skipped + jnp.where(finite, 0, 1),
+            master=None if state.master is None else jax.tree.map(keep, exact, state.master),
         )
         return new_state, StepOutput(
             loss=loss_value, grad_norm=grad_norm, learning_rate=rate, finite=finite, per_token=per_token

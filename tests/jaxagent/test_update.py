@@ -237,3 +237,32 @@ def test_the_optimizers_numbers_can_change_between_steps_without_compiling_anew(
         optax.tree.norm(gradient_of(tighter)), 0.1 * np.asarray(optax.tree.norm(gradient_of(given))), rtol=1e-4
     )
     assert step._cache_size() == 1
+
+
+def loss_drop(dtype, *, keeps_master=True, steps=60, rate=3e-6):
+    """How far `steps` steps on one batch bring the loss down, and the last state."""
+    batch, num_microbatches = layout("packed")
+    params = jax.tree.map(lambda param: param.astype(dtype), nnx.split(tiny_actor(), nnx.Param)[1])
+    state, losses = init_train_state(params, ADAM), []
+    for _ in range(steps):
+        scalars = SCALARS | {"learning_rate": np.float32(rate)}
+        state, output = step_of(FINETUNE)(state, batch, Targets(), num_microbatches, scalars)
+        losses.append(float(output.loss))
+        if not keeps_master:
+            state = state._replace(master=jax.tree.map(lambda param: param.astype(jnp.float32), state.params))
+    return losses[0] - losses[-1], state
+
+
+def test_steps_too_small_for_bfloat16_add_up_in_the_master_copy():
+    exact, _ = loss_drop(jnp.float32)
+    with_master, state = loss_drop(jnp.bfloat16)
+    rounded, _ = loss_drop(jnp.bfloat16, keeps_master=False)
+    assert with_master == pytest.approx(exact, rel=0.1)
+    assert rounded < 0.3 * exact, "at this rate most updates of bfloat16 parameters round to nothing"
+    assert {param.dtype for param in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.bfloat16)}
+    for param, master in zip(jax.tree.leaves(state.params), jax.tree.leaves(state.master), strict=True):
+        np.testing.assert_array_equal(param, master.astype(jnp.bfloat16))
+
+
+def test_float32_parameters_need_no_master_copy():
+    assert fresh_state().master is None
