@@ -7,8 +7,9 @@ store and the last checkpoint say that it stopped, so a first start and a resume
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jaxagent.cluster import Cluster
@@ -115,45 +116,58 @@ async def sample(run: Run, stage: SampleStage) -> None:
 
 async def train_on_lessons(run: Run, stage: LessonStage, first_update: int) -> None:
     """Pre-training of a scratch decoder on generated lessons, which the learner makes itself."""
-    learner = run.cluster.learner
-    if first_update == 0:
-        await learner.start_stage(stage)
-    total = stage.epochs * -(-stage.lessons // stage.trajectories_per_update)
-    update = first_update
-    while records := await learner.lesson_updates(stage, max_updates=run.updates_to_next_checkpoint(update)):
-        for values in records:
-            await run.record(stage, update, total, values)
-            update += 1
+    await train_offline(
+        run, stage, first_update, items=stage.lessons, updates=partial(run.cluster.learner.lesson_updates, stage)
+    )
 
 
 async def train_on_log(run: Run, stage: FineTuneStage | ValuePretrainStage, first_update: int) -> None:
     """Supervised training, RFT and value pre-training: epochs over logged trajectories, in a seeded order."""
-    ids = trainable_ids(run.store, stage)
-    if not ids:
+    trajectories = trainable(run.store, stage)
+    if not trajectories:
         run.progress.say(f"  {stage.name}: none of the trajectories of {stage.data} is kept; nothing is trained")
         run.metrics.write(stage=stage.name, update=0, values={"kept_trajectories": 0})
         await run.checkpoint(stage, 0, complete=True)
         return
-    learner = run.cluster.learner
+    lessons = stage.lessons if isinstance(stage, FineTuneStage) else 0
+    await train_offline(
+        run,
+        stage,
+        first_update,
+        items=len(trajectories) + lessons,
+        updates=partial(run.cluster.learner.log_updates, run.cluster.share(trajectories), stage),
+        always={"kept_trajectories": len(trajectories)},
+    )
+
+
+async def train_offline(
+    run: Run,
+    stage: LessonStage | FineTuneStage | ValuePretrainStage,
+    first_update: int,
+    *,
+    items: int,
+    updates: Callable[..., Awaitable[list[Metrics]]],
+    always: Mapping[str, Any] | None = None,
+) -> None:
+    """Epochs over `items` sequences until `updates` makes none any more; `always` goes into every record."""
     if first_update == 0:
-        await learner.start_stage(stage)
-    trajectories = run.cluster.share([run.store.get(name) for name in ids])
-    items = len(ids) + (stage.lessons if isinstance(stage, FineTuneStage) else 0)
+        await run.cluster.learner.start_stage(stage)
     total = stage.epochs * -(-items // stage.trajectories_per_update)
     update = first_update
-    while records := await learner.log_updates(trajectories, stage, max_updates=run.updates_to_next_checkpoint(update)):
+    while records := await updates(max_updates=run.updates_to_next_checkpoint(update)):
         for values in records:
-            await run.record(stage, update, total, values | {"kept_trajectories": len(ids)})
+            await run.record(stage, update, total, {**values, **(always or {})})
             update += 1
 
 
-def trainable_ids(store: TrajectoryStore, stage: FineTuneStage | ValuePretrainStage) -> list[str]:
+def trainable(store: TrajectoryStore, stage: FineTuneStage | ValuePretrainStage) -> list[Trajectory]:
     """The logged trajectories that the stage trains on, in the order of the log."""
+    dropped = store.dropped()
     return [
-        trajectory.trajectory_id
+        trajectory
         for name in stage.data
         for trajectory in store.trajectories(stage=name)
-        if trajectory.trajectory_id not in store.dropped(name) and kept(trajectory, stage)
+        if trajectory.trajectory_id not in dropped and kept(trajectory, stage)
     ]
 
 
