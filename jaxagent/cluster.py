@@ -12,9 +12,7 @@ import asyncio
 import functools
 import logging
 import os
-import tempfile
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +32,7 @@ from rollout.config import DialogueConfig
 from rollout.types import EngineError, Policy, RolloutError, Trajectory
 from rollout.weights import WeightsPackage
 from sandbox.actors import start_judge
+from sandbox.quiet_registry import new_registry, remove_abandoned, remove_registry
 from sandbox.types import Task
 
 logger = logging.getLogger(__name__)
@@ -111,8 +110,8 @@ class Cluster:
 
     async def __aenter__(self) -> Cluster:
         self._own_ray = connect_ray()
-        # A registry of the run's own: another run on this machine neither freezes ours nor is frozen by it.
-        self._registry = Path(tempfile.gettempdir()) / f"jaxagent-quiet-{self._config.name}-{uuid.uuid4().hex[:8]}"
+        remove_abandoned()
+        self._registry = new_registry(self._config.name)
         self._judge = start_judge(self._config.judge, self._config.compile, registry_dir=self._registry)
         self._learner_handle = LearnerActor.remote()
         self.learner = LearnerClient(self._learner_handle)
@@ -130,6 +129,7 @@ class Cluster:
                 logger.warning("while closing: %s: %s", type(problem).__name__, problem)
         if self._own_ray:
             ray.shutdown()
+        remove_registry(self._registry)
 
     async def start_learner(self) -> Path:
         """The learner with its model; returns the folder of the model, which has the tokenizer."""
