@@ -84,7 +84,13 @@ def build_parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="run the schedule of a config, or continue a run")
     train.add_argument("config", nargs="?", type=Path, help="a YAML file, for example configs/demo.yaml")
-    train.add_argument("--resume", type=Path, metavar="RUN_DIR", help="continue this run after its last checkpoint")
+    train.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN_DIR",
+        help="continue this run after its last checkpoint; "
+        "--section.key value changes learning rates, resources and what else is safe",
+    )
     train.set_defaults(run=run_train)
 
     ablate = commands.add_parser("ablate", help="configs that start where a stage of another run ended, in one table")
