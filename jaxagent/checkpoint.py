@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxagent.disk import disk_full
+
 FORMAT = 1
 """Version of what a checkpoint holds; another one is refused."""
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint is missing, of another format, or of another model."""
+    """A checkpoint is missing, of another format, of another model, or could not be written."""
 
 
 class Checkpoints:
@@ -36,15 +39,27 @@ class Checkpoints:
     def save(self, arrays: Any, record: dict[str, Any]) -> int:
         """Saves a pytree of arrays and a JSON record under the next number, and returns that number.
 
-        Raises OSError (disk full, no permission) with nothing half-written under a checkpoint's name.
+        Raises CheckpointError where the disk is full, with nothing half-written left.
         """
         json.dumps(record)  # refuse what JSON can't hold before anything is written
         number = 0 if (latest := self.latest()) is None else latest + 1
         args = ocp.args.Composite(
             arrays=ocp.args.StandardSave(_keyed(arrays)), record=ocp.args.JsonSave({"format": FORMAT, **record})
         )
-        self._manager.save(number, args=args)
-        self._manager.wait_until_finished()
+        try:
+            self._manager.save(number, args=args)
+            self._manager.wait_until_finished()
+        except Exception as error:
+            reason = disk_full(error)
+            if reason is None:
+                raise
+            for part in self._folder.glob(f"{number}.*tmp*"):
+                shutil.rmtree(part, ignore_errors=True)
+            size = sum(leaf.nbytes for leaf in _keyed(arrays).values())
+            raise CheckpointError(
+                f"{self._folder}: no room for checkpoint {number} of {size:,} bytes ({reason}); nothing of it was kept "
+                "and the one before is whole. Free some space, then resume the run"
+            ) from None
         return number
 
     def record(self, number: int | None = None) -> dict[str, Any]:

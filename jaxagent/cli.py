@@ -13,15 +13,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxagent.disk import disk_full
+
 DONE, BAD_USAGE, FAILED = 0, 2, 3
+OUR_PACKAGES = ("jaxagent", "rollout", "sandbox")
+
+OWN_FLAGS = {"train": ("--resume", "--help"), "ablate": ("--after", "--help")}
+"""Commands that take overrides of the config, `--section.key value`, beside these flags."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
-    parsed, rest = parser.parse_known_args(arguments)
-    if rest and not getattr(parsed, "takes_overrides", False):
-        parser.error(f"unknown argument {rest[0]!r}")
-    parsed.overrides = rest
+    own, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
+    parsed = parser.parse_args(own)
+    parsed.overrides = overrides
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         return parsed.run(parsed)
@@ -32,8 +37,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = exit_code(error)
         if code is None:
             raise
-        print(f"jaxagent {parsed.command}: {error}", file=sys.stderr)
+        print(f"jaxagent {parsed.command}: {explain(error)}", file=sys.stderr)
         return code
+
+
+def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words that argparse reads, and the overrides: it would take an override's value for a positional."""
+    command, *rest = arguments or [""]
+    if command not in OWN_FLAGS:
+        return list(arguments), []
+    own, overrides = [command], []
+    while rest:
+        word = rest.pop(0)
+        flag, equals, _ = word.partition("=")
+        if not flag.startswith("--") or flag in OWN_FLAGS[command]:
+            own.append(word)
+        else:
+            overrides.append(word)
+            overrides += [rest.pop(0)] if rest and not equals else []
+    return own, overrides
 
 
 def exit_code(error: Exception) -> int | None:
@@ -41,9 +63,17 @@ def exit_code(error: Exception) -> int | None:
 
     An exception class of our own carries a message for people: a ValueError among them is about input.
     """
-    if type(error).__module__.partition(".")[0] in ("jaxagent", "rollout", "sandbox"):
+    if type(error).__module__.partition(".")[0] in OUR_PACKAGES:
         return BAD_USAGE if isinstance(error, ValueError) else FAILED
     return FAILED if isinstance(error, OSError) else None
+
+
+def explain(error: Exception) -> str:
+    """The error's text; where it is the system's own about a full disk, with what to do."""
+    is_ours = type(error).__module__.partition(".")[0] in OUR_PACKAGES
+    if is_ours or disk_full(error) is None:
+        return str(error)
+    return f"{error}. Nothing half-written stays; free some space, then run the command again (a run: with --resume)"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -54,14 +84,20 @@ def build_parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="run the schedule of a config, or continue a run")
     train.add_argument("config", nargs="?", type=Path, help="a YAML file, for example configs/demo.yaml")
-    train.add_argument("--resume", type=Path, metavar="RUN_DIR", help="continue this run after its last checkpoint")
-    train.set_defaults(run=run_train, takes_overrides=True)
+    train.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN_DIR",
+        help="continue this run after its last checkpoint; "
+        "--section.key value changes learning rates, resources and what else is safe",
+    )
+    train.set_defaults(run=run_train)
 
     ablate = commands.add_parser("ablate", help="configs that start where a stage of another run ended, in one table")
     ablate.add_argument("run_dir", type=Path)
     ablate.add_argument("configs", nargs="+", type=Path, help="for example configs/ablations/*.yaml")
     ablate.add_argument("--after", default="single_turn", metavar="STAGE")
-    ablate.set_defaults(run=run_ablate, takes_overrides=True)
+    ablate.set_defaults(run=run_ablate)
 
     judge = commands.add_parser("judge", help="judge one workdir (model.py, model_new.py, kernels/)")
     judge.add_argument("workdir", type=Path)
@@ -89,11 +125,14 @@ def run_train(arguments: argparse.Namespace) -> int:
     from jaxagent.load_config import ConfigError, load_config
 
     if arguments.resume is not None:
-        if arguments.config is not None or arguments.overrides:
-            raise ConfigError("--resume RUN_DIR stands alone: a resumed run keeps the config it was started with")
+        if arguments.config is not None:
+            raise ConfigError(
+                "--resume RUN_DIR takes no config: a resumed run keeps the one it was started with; what may change "
+                "in it is named key by key (--stages.NAME.optimizer.learning_rate 1e-6)"
+            )
         from jaxagent.train import resume
 
-        asyncio.run(resume(arguments.resume))
+        asyncio.run(resume(arguments.resume, arguments.overrides))
         return DONE
     if arguments.config is None:
         raise ConfigError("name a config (jaxagent train configs/demo.yaml) or a run (jaxagent train --resume RUN_DIR)")

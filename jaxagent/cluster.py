@@ -12,9 +12,7 @@ import asyncio
 import functools
 import logging
 import os
-import tempfile
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +32,7 @@ from rollout.config import DialogueConfig
 from rollout.types import EngineError, Policy, RolloutError, Trajectory
 from rollout.weights import WeightsPackage
 from sandbox.actors import start_judge
+from sandbox.quiet_registry import new_registry, remove_abandoned, remove_registry
 from sandbox.types import Task
 
 logger = logging.getLogger(__name__)
@@ -107,12 +106,12 @@ class Cluster:
         self._published: int | None = None
         self._package: WeightsPackage | None = None
         self._reviving = asyncio.Lock()
-        self.engine_restarts = 0
+        self._engine_restarts = 0
 
     async def __aenter__(self) -> Cluster:
         self._own_ray = connect_ray()
-        # A registry of the run's own: another run on this machine neither freezes ours nor is frozen by it.
-        self._registry = Path(tempfile.gettempdir()) / f"jaxagent-quiet-{self._config.name}-{uuid.uuid4().hex[:8]}"
+        remove_abandoned()
+        self._registry = new_registry(self._config.name)
         self._judge = start_judge(self._config.judge, self._config.compile, registry_dir=self._registry)
         self._learner_handle = LearnerActor.remote()
         self.learner = LearnerClient(self._learner_handle)
@@ -130,12 +129,16 @@ class Cluster:
                 logger.warning("while closing: %s: %s", type(problem).__name__, problem)
         if self._own_ray:
             ray.shutdown()
+        remove_registry(self._registry)
 
-    async def prepare(self, tasks: Sequence[Task]) -> None:
-        """Learner, engines (in the background), rollout actors; and the baseline times of all tasks."""
+    async def start_learner(self) -> Path:
+        """The learner with its model; returns the folder of the model, which has the tokenizer."""
         await call(self._learner_handle.start, self._config, str(self._folder.root))
-        model_dir = await self.learner.model_dir()
         await self._quieten(self._learner_handle)
+        return await self.learner.model_dir()
+
+    async def prepare(self, tasks: Sequence[Task], model_dir: Path) -> None:
+        """Engines (in the background) and rollout actors; and the baseline times of all tasks."""
         engine = self._config.engine
         self._engines = [EngineActor.remote(str(model_dir), engine) for _ in range(engine.num_engines)]
         self._engines_started = asyncio.create_task(self._start_engines())
@@ -155,6 +158,11 @@ class Cluster:
     def published_version(self) -> int:
         """Of the weights that every engine has; -1 before the first publish."""
         return -1 if self._published is None else self._published
+
+    def take_engine_restarts(self) -> int:
+        """Since this was asked last."""
+        count, self._engine_restarts = self._engine_restarts, 0
+        return count
 
     async def rollout(self, ticket: Ticket, *, stage: str, dialogue: DialogueConfig, policy: str) -> Trajectory:
         """One trajectory on the least busy actor. Raises RolloutError, SandboxUnavailableError, DeviceError."""
@@ -215,7 +223,7 @@ class Cluster:
                         await call(engine.publish, self._package, died=EngineError)
 
     async def _restart(self, engine: Any) -> None:
-        self.engine_restarts += 1
+        self._engine_restarts += 1
         await call(engine.start, died=EngineError)
         await self._quieten(engine)
 

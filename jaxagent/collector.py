@@ -27,6 +27,10 @@ OUR_TROUBLE = (RolloutError, SandboxUnavailableError, DeviceError)
 """A rollout that ends with one of these failed through no fault of its policy: it is repeated, and never scored."""
 
 
+class UnfitTrajectoriesError(RuntimeError):
+    """Nothing that is rolled out can be trained on, and replacing it would go on for ever."""
+
+
 class Collector:
     """Rolls out the tickets of one stage with at most `capacity` at a time.
 
@@ -47,19 +51,21 @@ class Collector:
         sampling_version: Callable[[], int],
         capacity: int,
         max_retries: int,
+        max_drops_in_a_row: int = 64,
         screen: Callable[[Trajectory], str | None] = lambda _: None,
         on_accept: Callable[[Trajectory], None] = lambda _: None,
     ) -> None:
         self._order, self._window, self._store, self._stage = order, window, store, stage
         self._rollout, self._version, self._sampling_version = rollout, version, sampling_version
-        self._capacity, self._max_retries = capacity, max_retries
+        self._capacity, self._max_retries, self._max_drops = capacity, max_retries, max_drops_in_a_row
         self._screen, self._on_accept = screen, on_accept
         self._failures: Counter[int] = Counter()
         self._changed = asyncio.Condition()
         self._running: set[asyncio.Task[None]] = set()
         self._filler: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
-        self.retries = 0
+        self._drops_in_a_row = 0
+        self._counts: Counter[str] = Counter()
 
     async def __aenter__(self) -> Collector:
         self._filler = asyncio.create_task(self._fill())
@@ -86,6 +92,11 @@ class Collector:
             self._store.append_manifest(self._stage, update, ids, version)
             self._changed.notify_all()
         return [self._store.get(trajectory_id) for trajectory_id in ids]
+
+    def take_counts(self) -> dict[str, int]:
+        """Retries after our own trouble, and dropped trajectories, since this was asked last."""
+        counts, self._counts = self._counts, Counter()
+        return {name: counts[name] for name in ("rollout_retries", "rollout_drops")}
 
     async def update_finished(self) -> None:
         """The engines have the weights of the update on the last batch: more tickets may go out."""
@@ -127,16 +138,28 @@ class Collector:
             self._store.append(trajectory)
             reason = self._screen(trajectory)
             if reason is None:
+                self._drops_in_a_row = 0
                 self._window.accept(number, trajectory.oldest_version)
                 self._on_accept(trajectory)
             else:
-                self._store.drop(trajectory.trajectory_id, reason)
-                self._window.drop(number)
+                self._drop(number, trajectory, reason)
             self._wake()
+
+    def _drop(self, number: int, trajectory: Trajectory, reason: str) -> None:
+        self._store.drop(trajectory.trajectory_id, reason)
+        self._window.drop(number)
+        self._counts["rollout_drops"] += 1
+        self._drops_in_a_row += 1
+        if self._drops_in_a_row >= self._max_drops:
+            self._error = self._error or UnfitTrajectoriesError(
+                f"stage {self._stage}: {self._drops_in_a_row} trajectories in a row could not be trained on "
+                f"(rollout.max_drops_in_a_row={self._max_drops}); the last, {trajectory.trajectory_id} (task "
+                f"{trajectory.task_id}): {reason}. They are in the log; remove the cause, then resume the run"
+            )
 
     async def _retry(self, number: int, error: Exception) -> None:
         self._failures[number] += 1
-        self.retries += 1
+        self._counts["rollout_retries"] += 1
         ticket = self._order.ticket(number)
         logger.warning("rollout %s failed (%d): %s", ticket.trajectory_id, self._failures[number], error)
         if self._failures[number] > self._max_retries:

@@ -109,6 +109,8 @@ class LearnerConfig(Config):
 
     mesh: MeshConfig = MeshConfig()
     param_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the networks compute from and what is published. The optimizer always updates float32: with bfloat16 it
+    keeps a float32 master copy beside, so that costs memory (6 bytes a parameter, not 4) and saves gathering them."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     ppo: PPOConfig = PPOConfig()
     row_tokens: int = Field(default=2048, gt=0)

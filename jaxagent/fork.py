@@ -8,25 +8,27 @@ from pathlib import Path
 
 from jaxagent.config import RunConfig
 from jaxagent.load_config import ConfigError
-from jaxagent.run_folder import RunFolder, open_run
+from jaxagent.run_folder import RunFolder, open_run, read_origin, write_json
 from rollout.store import TrajectoryStore
 
 
 def copy_start(config: RunConfig, folder: RunFolder) -> None:
-    """Fills the folder of a new run from `config.start_from`. Raises ConfigError where that run cannot serve.
+    """Fills the folder of a new run from `config.start_from`, where it has one.
 
     Evaluations are taken over where both runs evaluate alike: figures of two dialogues are not compared.
+    Raises ConfigError where that run cannot serve.
     """
-    assert config.start_from is not None
+    if config.start_from is None:
+        return
     source, source_config = open_run(config.start_from.run)
     stages = common_stages(config, source_config, after=config.start_from.after)
-    checkpoint = source.stage_end(config.start_from.after)
-    if not checkpoint.is_dir():
+    checkpoint = stage_end_checkpoint(source, config.start_from.after)
+    if checkpoint is None:
         raise ConfigError(
             f"start_from: {source.root} has not finished stage {config.start_from.after}; "
             f"finish it with `jaxagent train --resume {source.root}`"
         )
-    link_tree(checkpoint, folder.checkpoints)
+    link_tree(checkpoint, folder.checkpoints / checkpoint.name)
     if source.initial_model.is_dir():
         link_tree(source.initial_model, folder.initial_model)
     same_settings = config.evaluation.model_copy(update={"after": []}) == source_config.evaluation.model_copy(
@@ -36,6 +38,20 @@ def copy_start(config: RunConfig, folder: RunFolder) -> None:
         if (source.evaluations / stage / "result.json").exists():
             shutil.copytree(source.evaluations / stage, folder.evaluations / stage)
     _copy_log(source, folder, config, stages)
+    write_json(folder.origin, read_origin(folder) | {"started_from": read_origin(source)["id"]})
+
+
+def keep_stage_end(folder: RunFolder, stage: str, number: int) -> None:
+    """Keeps checkpoint `number`, the one at the end of `stage`, for runs that start there. Safe to repeat."""
+    target = folder.stage_end(stage) / str(number)
+    if not target.is_dir():
+        link_tree(folder.checkpoints / str(number), target)
+
+
+def stage_end_checkpoint(folder: RunFolder, stage: str) -> Path | None:
+    """The checkpoint at the end of `stage`; None where the run has not come so far."""
+    whole = [path for path in folder.stage_end(stage).glob("*") if path.name.isdigit()]
+    return max(whole, key=lambda path: int(path.name), default=None)
 
 
 def common_stages(config: RunConfig, source: RunConfig, *, after: str) -> list[str]:

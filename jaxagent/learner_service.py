@@ -22,7 +22,7 @@ from jaxagent.config import (
     ValuePretrainStage,
 )
 from jaxagent.epochs import stable_number
-from jaxagent.fork import link_tree
+from jaxagent.fork import keep_stage_end
 from jaxagent.learner import Learner
 from jaxagent.models.config import ComputeConfig, DecoderConfig
 from jaxagent.models.export import export_hf
@@ -76,9 +76,13 @@ class LearnerService:
 
     def restore(self) -> dict[str, Any] | None:
         """Continues from the latest checkpoint and returns the driver's record of it; None where there is none."""
-        if self._checkpoints.latest() is None:
+        number = self._checkpoints.latest()
+        if number is None:
             return None
-        return self._learner.restore(self._checkpoints)
+        driver = self._learner.restore(self._checkpoints, number)
+        if driver["complete"]:  # a kill may have come between the checkpoint and its copy
+            keep_stage_end(self._folder, driver["name"], number)
+        return driver
 
     def start_stage(self, stage: Stage) -> None:
         self._learner.start_stage(stage)
@@ -108,7 +112,7 @@ class LearnerService:
         """A checkpoint with the driver's record; that of a stage's end is kept for runs that start from it."""
         number = self._learner.save(self._checkpoints, driver)
         if driver["complete"]:
-            link_tree(self._folder.checkpoints / str(number), self._folder.stage_end(driver["name"]) / str(number))
+            keep_stage_end(self._folder, driver["name"], number)
         return number
 
     def _lessons_of(self, stage: LessonStage | FineTuneStage) -> list[TokenSequence]:

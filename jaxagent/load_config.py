@@ -24,10 +24,12 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     a mapping from the name of a stage to the keys that change, or to null where the stage is left out.
     Raises ConfigError for a missing file, broken YAML, unknown keys, values out of range, and cross-field conflicts.
     """
-    values = _read_extended(path)
-    for key, text in _pairs(overrides):
-        _assign(values, key, _value(key, text))
-    return validate(values, where=str(path))
+    return _overridden(_read_extended(path), overrides, where=str(path))
+
+
+def override(config: RunConfig, overrides: Sequence[str], *, where: str) -> RunConfig:
+    """A loaded config with overrides as of `load_config`; `where` names the source in errors. Raises ConfigError."""
+    return _overridden(config.model_dump(mode="json"), overrides, where=where)
 
 
 def validate(values: dict[str, Any], *, where: str) -> RunConfig:
@@ -42,6 +44,12 @@ def validate(values: dict[str, Any], *, where: str) -> RunConfig:
 def dump_config(config: RunConfig) -> str:
     """The whole resolved config as YAML that load_config reads back."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=110)
+
+
+def _overridden(values: dict[str, Any], overrides: Sequence[str], *, where: str) -> RunConfig:
+    for key, text in _pairs(overrides):
+        _assign(values, key, _value(key, text))
+    return validate(values, where=where)
 
 
 def _read_extended(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:

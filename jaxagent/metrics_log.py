@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
@@ -10,32 +11,41 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxagent.disk import named
 from jaxagent.run_folder import RunFolder, write_atomically
+from jaxagent.tensorboard_log import TensorBoardLog
+
+logger = logging.getLogger(__name__)
 
 
 class MetricsLog:
     """One line of metrics.jsonl an update: `{"stage", "update", "step", "time", name: number, …}`.
 
-    `step` counts the updates of all stages. A line is written whole or, after a crash, cut off by the next start.
+    `step` counts the updates of all stages. A line is written whole or not at all; what a crash leaves of one is cut
+    off by the next start. Raises OSError (disk full) with the name of the file.
     """
 
     def __init__(self, folder: RunFolder) -> None:
-        from tensorboardX import SummaryWriter  # takes seconds to import, and readers of metrics need none
-
         self._path = folder.metrics
         _cut_torn_line(self._path)
-        self._file = self._path.open("a")
-        self._writer = SummaryWriter(str(folder.tensorboard))
+        self._file = self._path.open("ab", buffering=0)
+        self._tensorboard = TensorBoardLog(folder.tensorboard)
         self._step = sum(1 for _ in read_metrics(self._path))
 
     def write(self, *, stage: str, update: int, values: Mapping[str, Any]) -> None:
         record = {"stage": stage, "update": update, "step": self._step, "time": round(time.time(), 3)}
-        self._file.write(json.dumps(record | {name: _finite(value) for name, value in values.items()}) + "\n")
-        self._file.flush()
-        for name, value in values.items():
-            if isinstance(value, int | float) and math.isfinite(value):
-                self._writer.add_scalar(f"{stage}/{name}", value, update)
+        self._append(json.dumps(record | {name: _finite(value) for name, value in values.items()}) + "\n")
+        self._tensorboard.write(stage, update, values)
         self._step += 1
+
+    def _append(self, line: str) -> None:
+        end, left = self._file.seek(0, os.SEEK_END), memoryview(line.encode())
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            self._file.truncate(end)
+            raise named(error, self._path) from error
 
     def forget(self, *, stage: str, from_update: int) -> None:
         """Removes what a run wrote after the checkpoint that it now resumes from: those updates are done again."""
@@ -45,12 +55,16 @@ class MetricsLog:
             return
         self._file.close()
         write_atomically(self._path, "".join(json.dumps(record) + "\n" for record in kept))
-        self._file = self._path.open("a")
+        self._file = self._path.open("ab", buffering=0)
         self._step = len(kept)
 
     def close(self) -> None:
+        """Safe on a full disk: the error that ended the run is the one to be seen."""
         self._file.close()
-        self._writer.close()
+        try:
+            self._tensorboard.close()
+        except OSError as error:
+            logger.warning("TensorBoard's file was not written to its end: %s", error)
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

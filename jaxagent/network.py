@@ -15,7 +15,7 @@ from jaxagent.losses import Loss
 from jaxagent.minibatch import Minibatch
 from jaxagent.sharding import param_shardings, state_shardings
 from jaxagent.types import StepOutput, Targets, TrainState
-from jaxagent.update import Score, init_train_state, make_score, make_train_step
+from jaxagent.update import HYPERPARAMS, Score, init_train_state, make_score, make_train_step
 
 IDLE_OPTIMIZER = OptimizerConfig.model_validate({"learning_rate": 1e-6})
 """Shapes the optimizer state of a network that no stage trains yet."""
@@ -46,8 +46,8 @@ class Network:
         self.state = self._init(self._place(nnx.split(module, nnx.Param)[1]), IDLE_OPTIMIZER)
 
     def start(self, cfg: OptimizerConfig) -> None:
-        """A fresh optimizer for a stage; the parameters stay."""
-        self.state = self._init(self.state.params, cfg)
+        """A fresh optimizer for a stage; the parameters stay, to the last bit of their master copy."""
+        self.state = self._init(self.state.params, cfg, self.state.master)
 
     def step(
         self, loss: str, minibatch: Minibatch, targets: Targets, cfg: OptimizerConfig, *, temperature: float = 1.0
@@ -58,6 +58,7 @@ class Network:
             "learning_rate": np.float32(cfg.learning_rate),
             "warmup_updates": np.float32(cfg.warmup_updates),
             "decay_updates": np.float32(cfg.decay_updates),
+            **{name: np.float32(getattr(cfg, name)) for name in HYPERPARAMS},
         }
         self.state, output = self._steps[loss](
             self.state, minibatch.batch, targets, minibatch.num_microbatches, scalars
@@ -82,8 +83,11 @@ class Network:
         """On the mesh, in buffers of their own: a step gives away the buffers of its state."""
         return jax.device_put(params, self.shardings.params, may_alias=False)
 
-    def _init(self, params: Any, cfg: OptimizerConfig) -> TrainState:
-        return jax.jit(lambda params: init_train_state(params, cfg), out_shardings=self.shardings)(params)
+    def _init(self, params: Any, cfg: OptimizerConfig, master: Any = None) -> TrainState:
+        init = jax.jit(
+            lambda params, master: init_train_state(params, cfg, master=master), out_shardings=self.shardings
+        )
+        return init(params, master)
 
 
 def copy_params(params: Any) -> Any:

@@ -7,16 +7,19 @@ store and the last checkpoint say that it stopped, so a first start and a resume
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jaxagent.cluster import Cluster
 from jaxagent.collector import Collector
 from jaxagent.config import FineTuneStage, LessonStage, PPOStage, RunConfig, SampleStage, Stage, ValuePretrainStage
 from jaxagent.metrics import Metrics, outcome_metrics
-from jaxagent.metrics_log import MetricsLog
+from jaxagent.metrics_log import MetricsLog, read_metrics
 from jaxagent.progress import RunProgress
+from jaxagent.replay import manifests_to_replay
+from jaxagent.run_clock import RunClock
 from jaxagent.run_folder import RunFolder
 from jaxagent.sequences import screen
 from jaxagent.tickets import TicketOrder, TicketWindow, ticket_number
@@ -39,6 +42,7 @@ class Run:
     store: TrajectoryStore
     metrics: MetricsLog
     progress: RunProgress
+    clock: RunClock
     train_tasks: Sequence[Task]
     heldout_tasks: Sequence[Task]
 
@@ -48,6 +52,7 @@ class Run:
         Of the many short updates on a log about eight are shown.
         """
         self.metrics.write(stage=stage.name, update=update, values=values)
+        self.clock.tick()
         done = update + 1
         is_ppo = isinstance(stage, PPOStage)
         if is_ppo or done == total or done % max(total // 8, 1) == 0:
@@ -80,9 +85,20 @@ async def run_stage(run: Run, stage: Stage, first_update: int) -> None:
         await train_on_rollouts(run, stage, first_update)
 
 
+def is_sampled(folder: RunFolder, store: TrajectoryStore, stage: Stage) -> bool:
+    """Whether a sample stage is done and on record. It trains nothing, so no checkpoint says it."""
+    if not isinstance(stage, SampleStage) or not sample_window(store, stage).complete:
+        return False
+    return any(record["stage"] == stage.name for record in read_metrics(folder.metrics))
+
+
+def sample_window(store: TrajectoryStore, stage: SampleStage) -> TicketWindow:
+    return resumed_window(store, stage.name, batch_size=stage.trajectories, max_staleness=0, updates=1)
+
+
 async def sample(run: Run, stage: SampleStage) -> None:
     """Fills the log with `stage.trajectories` trajectories of a fixed policy."""
-    window = resumed_window(run.store, stage.name, batch_size=stage.trajectories, max_staleness=0, updates=1)
+    window = sample_window(run.store, stage)
     if stage.policy == "actor" and not window.complete:
         await run.cluster.publish()
     started, before = time.monotonic(), len(window.ready)
@@ -92,7 +108,7 @@ async def sample(run: Run, stage: SampleStage) -> None:
     trajectories = list(run.store.trajectories(stage=stage.name))
     values = sample_metrics(trajectories) | {
         "seconds": time.monotonic() - started,
-        "rollout_retries": collector.retries,
+        **collector.take_counts(),
     }
     run.metrics.write(stage=stage.name, update=0, values=values)
     run.progress.update_line(stage.name, 0, 1, values)
@@ -100,45 +116,58 @@ async def sample(run: Run, stage: SampleStage) -> None:
 
 async def train_on_lessons(run: Run, stage: LessonStage, first_update: int) -> None:
     """Pre-training of a scratch decoder on generated lessons, which the learner makes itself."""
-    learner = run.cluster.learner
-    if first_update == 0:
-        await learner.start_stage(stage)
-    total = stage.epochs * -(-stage.lessons // stage.trajectories_per_update)
-    update = first_update
-    while records := await learner.lesson_updates(stage, max_updates=run.updates_to_next_checkpoint(update)):
-        for values in records:
-            await run.record(stage, update, total, values)
-            update += 1
+    await train_offline(
+        run, stage, first_update, items=stage.lessons, updates=partial(run.cluster.learner.lesson_updates, stage)
+    )
 
 
 async def train_on_log(run: Run, stage: FineTuneStage | ValuePretrainStage, first_update: int) -> None:
     """Supervised training, RFT and value pre-training: epochs over logged trajectories, in a seeded order."""
-    ids = trainable_ids(run.store, stage)
-    if not ids:
+    trajectories = trainable(run.store, stage)
+    if not trajectories:
         run.progress.say(f"  {stage.name}: none of the trajectories of {stage.data} is kept; nothing is trained")
         run.metrics.write(stage=stage.name, update=0, values={"kept_trajectories": 0})
         await run.checkpoint(stage, 0, complete=True)
         return
-    learner = run.cluster.learner
+    lessons = stage.lessons if isinstance(stage, FineTuneStage) else 0
+    await train_offline(
+        run,
+        stage,
+        first_update,
+        items=len(trajectories) + lessons,
+        updates=partial(run.cluster.learner.log_updates, run.cluster.share(trajectories), stage),
+        always={"kept_trajectories": len(trajectories)},
+    )
+
+
+async def train_offline(
+    run: Run,
+    stage: LessonStage | FineTuneStage | ValuePretrainStage,
+    first_update: int,
+    *,
+    items: int,
+    updates: Callable[..., Awaitable[list[Metrics]]],
+    always: Mapping[str, Any] | None = None,
+) -> None:
+    """Epochs over `items` sequences until `updates` makes none any more; `always` goes into every record."""
     if first_update == 0:
-        await learner.start_stage(stage)
-    trajectories = run.cluster.share([run.store.get(name) for name in ids])
-    items = len(ids) + (stage.lessons if isinstance(stage, FineTuneStage) else 0)
+        await run.cluster.learner.start_stage(stage)
     total = stage.epochs * -(-items // stage.trajectories_per_update)
     update = first_update
-    while records := await learner.log_updates(trajectories, stage, max_updates=run.updates_to_next_checkpoint(update)):
+    while records := await updates(max_updates=run.updates_to_next_checkpoint(update)):
         for values in records:
-            await run.record(stage, update, total, values | {"kept_trajectories": len(ids)})
+            await run.record(stage, update, total, {**values, **(always or {})})
             update += 1
 
 
-def trainable_ids(store: TrajectoryStore, stage: FineTuneStage | ValuePretrainStage) -> list[str]:
+def trainable(store: TrajectoryStore, stage: FineTuneStage | ValuePretrainStage) -> list[Trajectory]:
     """The logged trajectories that the stage trains on, in the order of the log."""
+    dropped = store.dropped()
     return [
-        trajectory.trajectory_id
+        trajectory
         for name in stage.data
         for trajectory in store.trajectories(stage=name)
-        if trajectory.trajectory_id not in store.dropped(name) and kept(trajectory, stage)
+        if trajectory.trajectory_id not in dropped and kept(trajectory, stage)
     ]
 
 
@@ -153,11 +182,12 @@ async def train_on_rollouts(run: Run, stage: PPOStage, first_update: int) -> Non
     learner = run.cluster.learner
     if first_update == 0:
         await learner.start_stage(stage)
-    manifests = sorted(run.store.manifests(stage.name), key=lambda manifest: manifest.update)
-    for manifest in manifests[first_update:]:
+    replayed = manifests_to_replay(run.store, stage.name, updates_done=first_update, policy_version=learner.version)
+    for manifest in replayed:
         values = await learner.ppo_update([run.store.get(name) for name in manifest.trajectory_ids], stage)
         await run.record(stage, manifest.update, stage.updates, values | {"replayed": 1})
-    if len(manifests) >= stage.updates:
+    next_update = first_update + len(replayed)
+    if next_update >= stage.updates:
         return
     await run.cluster.publish()
     window = resumed_window(
@@ -168,7 +198,7 @@ async def train_on_rollouts(run: Run, stage: PPOStage, first_update: int) -> Non
         updates=stage.updates,
     )
     async with collector_of(run, stage, window, policy="actor") as collector:
-        for update in range(len(manifests), stage.updates):
+        for update in range(next_update, stage.updates):
             await ppo_update(run, stage, collector, update)
 
 
@@ -187,7 +217,7 @@ async def ppo_update(run: Run, stage: PPOStage, collector: Collector, update: in
         "seconds_learning": learned - collected,
         "seconds_publishing": time.monotonic() - learned,
     }
-    trouble = {"rollout_retries": collector.retries, "engine_restarts": run.cluster.engine_restarts}
+    trouble = collector.take_counts() | {"engine_restarts": run.cluster.take_engine_restarts()}
     await run.record(stage, update, stage.updates, values | published | seconds | trouble)
 
 
@@ -204,6 +234,7 @@ def collector_of(
         sampling_version=lambda: run.cluster.published_version,
         capacity=run.cluster.rollout_capacity,
         max_retries=run.config.rollout.max_retries,
+        max_drops_in_a_row=run.config.rollout.max_drops_in_a_row,
         screen=lambda trajectory: unfit(trajectory, run.config, need_logprobs=policy == "actor"),
         on_accept=on_accept,
     )

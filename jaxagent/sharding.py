@@ -76,7 +76,7 @@ def axis_names(variable: nnx.Variable) -> tuple[str | None, ...] | None:
 
 
 def state_shardings(state: TrainState, params_sharding: Any, mesh: Mesh) -> TrainState:
-    """The optimizer's moments lie where their parameters lie; everything else is on every device."""
+    """Moments and master copy lie where their parameters lie; everything else is on every device."""
     whole = NamedSharding(mesh, PartitionSpec())
     structure = jax.tree.structure(state.params)
 
@@ -86,7 +86,8 @@ def state_shardings(state: TrainState, params_sharding: Any, mesh: Mesh) -> Trai
     opt_state = jax.tree.map(
         lambda node: params_sharding if is_moments(node) else whole, state.opt_state, is_leaf=is_moments
     )
-    return TrainState(params=params_sharding, opt_state=opt_state, num_steps=whole, num_skipped=whole)
+    master = None if state.master is None else params_sharding
+    return TrainState(params=params_sharding, opt_state=opt_state, num_steps=whole, num_skipped=whole, master=master)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -25,9 +25,7 @@ _NAMED_OUTCOMES = {"outcome_correct", "outcome_wrong", "outcome_compile_error"}
 
 def stage_rows(records: Iterable[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Column names and one row a stage, in the order in which the stages ran."""
-    stages: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        stages.setdefault(record["stage"], []).append(_with_other_outcomes(record))
+    stages = _by_stage(_with_other_outcomes(record) for record in records)
     columns = ["stage", "updates", *(title for title, *_ in STAGE_COLUMNS)]
     rows = [
         [name, str(len(updates)), *(_cell(updates, metric, how, form) for _, metric, how, form in STAGE_COLUMNS)]
@@ -38,17 +36,22 @@ def stage_rows(records: Iterable[dict[str, Any]]) -> tuple[list[str], list[list[
 
 def stage_summary(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same for summary.json: every metric's first, last and mean over the updates of a stage."""
-    stages: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        stages.setdefault(record["stage"], []).append(record)
     return [
         {
             "stage": name,
             "updates": len(updates),
             "metrics": {m: _spread(_values(updates, m)) for m in _metrics(updates)},
         }
-        for name, updates in stages.items()
+        for name, updates in _by_stage(records).items()
     ]
+
+
+def _by_stage(records: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """In the order in which the stages ran."""
+    stages: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        stages.setdefault(record["stage"], []).append(record)
+    return stages
 
 
 def _cell(updates: list[dict[str, Any]], metric: str, how: str, form: str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxagent.amend import amended, record_change
 from jaxagent.cluster import Cluster
 from jaxagent.config import RunConfig
 from jaxagent.evaluate import evaluate
@@ -15,22 +16,23 @@ from jaxagent.fork import copy_start
 from jaxagent.metrics_log import MetricsLog, read_metrics
 from jaxagent.preflight import check_inputs
 from jaxagent.progress import RunProgress
+from jaxagent.prompt_lengths import fitting_tasks
 from jaxagent.report import write_report
 from jaxagent.results import EvaluationResult, gain, show, table_rows
+from jaxagent.run_clock import RunClock
 from jaxagent.run_folder import RunFolder, create_run, open_run, write_json
-from jaxagent.schedule import Run, run_stage
+from jaxagent.schedule import Run, is_sampled, run_stage
 from jaxagent.stage_table import stage_rows, stage_summary
 from rollout.store import TrajectoryStore
+from sandbox.types import Task
 
 
 async def train(config: RunConfig) -> Path:
     """Starts a new run. Returns its folder; where nothing was done yet when it failed, no folder stays behind."""
-    check_inputs(config)
-    folder = create_run(config)
+    tasks = check_inputs(config)
+    folder = create_run(config, fill=lambda part: copy_start(config, part))
     try:
-        if config.start_from is not None:
-            copy_start(config, folder)
-        return await _run(folder, config)
+        return await _run(folder, config, tasks)
     except BaseException:
         if not has_begun(folder):
             shutil.rmtree(folder.root, ignore_errors=True)
@@ -47,37 +49,48 @@ def has_begun(folder: RunFolder) -> bool:
         return len(store) > 0
 
 
-async def resume(root: Path) -> Path:
-    """Continues the run in `root` after its last checkpoint. Returns its folder."""
-    return await _run(*open_run(root))
+async def resume(root: Path, overrides: Sequence[str] = ()) -> Path:
+    """Continues the run in `root` after its last checkpoint, with what `overrides` change. Returns its folder."""
+    folder, config = open_run(root)
+    config = amended(folder, config, overrides)
+    return await _run(folder, config, check_inputs(config))
 
 
-async def _run(folder: RunFolder, config: RunConfig) -> Path:
-    started = time.monotonic()
-    train_tasks, heldout_tasks = check_inputs(config)
+async def _run(folder: RunFolder, config: RunConfig, tasks: tuple[list[Task], list[Task]]) -> Path:
+    clock = RunClock(folder.clock)
+    train_tasks, heldout_tasks = tasks
+    # The store has one writer, so from here on nobody else changes the folder.
     with RunProgress() as progress, TrajectoryStore(folder.store, config.store) as store:
+        for key, (old, new) in record_change(folder, config).items():
+            progress.say(f"resumed with {key}={new}; it was {old}")
         progress.say(
             f"run {config.name}: {len(train_tasks)} train tasks, {len(heldout_tasks)} held out, in {folder.root}"
         )
         async with Cluster(config, folder, progress) as cluster:
             metrics = MetricsLog(folder)
-            run = Run(config, folder, cluster, store, metrics, progress, train_tasks, heldout_tasks)
+            run = Run(config, folder, cluster, store, metrics, progress, clock, train_tasks, heldout_tasks)
             try:
                 results = await _walk(run)
             finally:
                 metrics.close()
-        finish(folder, config, results, progress, seconds=time.monotonic() - started)
+                clock.save()
+        finish(folder, config, results, progress, seconds=clock.seconds)
     return folder.root
 
 
 async def _walk(run: Run) -> list[EvaluationResult]:
     """Stages and evaluations from where the last checkpoint stands."""
-    await run.cluster.prepare([*run.train_tasks, *run.heldout_tasks])
+    model_dir = await run.cluster.start_learner()
+    run.train_tasks = fitting_tasks(
+        run.config, run.train_tasks, run.heldout_tasks, model_dir=model_dir, say=run.progress.say
+    )
+    await run.cluster.prepare([*run.train_tasks, *run.heldout_tasks], model_dir)
     at = await run.cluster.learner.restore()
     results = []
     for index, stage in enumerate(run.config.stages):
         done = at.updates if index == at.stage else 0
-        if index > at.stage or (index == at.stage and not at.complete):
+        is_ahead = index > at.stage or (index == at.stage and not at.complete)
+        if is_ahead and not is_sampled(run.folder, run.store, stage):
             run.metrics.forget(stage=stage.name, from_update=done)
             run.progress.say(f"stage {stage.name} ({stage.kind})")
             await run_stage(run, stage, done)

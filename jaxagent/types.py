@@ -49,6 +49,8 @@ class TrainState(NamedTuple):
     """Steps since the stage began, skipped ones included: the learning rate's warm-up counts them."""
     num_skipped: Int[AnyArray, ""]
     """Steps dropped because a loss or gradient was not finite."""
+    master: Any = None
+    """float32 parameters that the optimizer updates, where `params` are of a shorter type; else None."""
 
 
 class StepOutput(NamedTuple):

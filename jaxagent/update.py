@@ -17,6 +17,9 @@ from jaxagent.types import Batch, StepOutput, Targets, TrainState
 
 Step = Callable[..., tuple[TrainState, StepOutput]]
 
+HYPERPARAMS = ("b1", "b2", "weight_decay", "max_grad_norm")
+"""Numbers of OptimizerConfig that the optimizer's state holds."""
+
 
 def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:
     """AdamW behind a global-norm clip, moments in float32. The learning rate is applied by the step.
@@ -38,13 +41,23 @@ def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:
     )
 
 
-def init_train_state(params: Any, cfg: OptimizerConfig) -> TrainState:
-    """A fresh optimizer around `params`."""
+def init_train_state(params: Any, cfg: OptimizerConfig, *, master: Any = None) -> TrainState:
+    """A fresh optimizer around `params`, and around the `master` of an earlier one where there was one.
+
+    Steps of reinforcement learning are far smaller than what separates two neighbouring bfloat16 numbers: added to
+    parameters of that type they would round to nothing. So these are only the rounded copy of a float32 master.
+    """
+    if master is None and any(param.dtype != jnp.float32 for param in jax.tree.leaves(params)):
+        master = jax.tree.map(lambda param: param.astype(jnp.float32), params)
     moments_like = jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), params)
     opt_state = make_optimizer(cfg).init(moments_like)
     # Two arrays, since a step gives away each buffer of its state once.
     return TrainState(
-        params=params, opt_state=opt_state, num_steps=jnp.zeros((), jnp.int32), num_skipped=jnp.zeros((), jnp.int32)
+        params=params,
+        opt_state=opt_state,
+        num_steps=jnp.zeros((), jnp.int32),
+        num_skipped=jnp.zeros((), jnp.int32),
+        master=master,
     )
 
 
@@ -52,9 +65,9 @@ def make_train_step(graphdef: nnx.GraphDef, loss: Loss, *, state_shardings: Trai
     """Returns jitted (state, batch, targets, num_microbatches, scalars) -> (state, output).
 
     The gradient is the sum over the first num_microbatches slots of axis M; `scalars` holds learning_rate,
-    warmup_updates, decay_updates and what the loss reads. One compilation a batch shape, since the slots in use are
-    data. `state` is
-    donated. A step whose loss or gradient isn't finite changes nothing and counts itself.
+    warmup_updates, decay_updates, what the loss reads, and those of HYPERPARAMS that replace the numbers in the state
+    (a resumed run may change them). One compilation a batch shape, since the slots in use are data. `state` is donated.
+    A step whose loss or gradient isn't finite changes nothing and counts itself.
     """
     optimizer = make_optimizer(OptimizerConfig.model_validate({"learning_rate": 1.0}))  # the state holds its numbers
 
@@ -78,15 +91,20 @@ def make_train_step(graphdef: nnx.GraphDef, loss: Loss, *, state_shardings: Trai
         (loss_value, grads), per_token = _accumulate(one_microbatch, (batch, targets), num_microbatches)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss_value) & jnp.isfinite(grad_norm)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        given = {name: scalars[name] for name in HYPERPARAMS if name in scalars}
+        before = state.opt_state._replace(hyperparams=state.opt_state.hyperparams | given)
+        exact = state.params if state.master is None else state.master
+        updates, opt_state = optimizer.update(grads, before, exact)
         rate = _learning_rate(scalars, state.num_steps)
-        params = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
+        exact = jax.tree.map(lambda p, u: p - rate * u, exact, updates)
+        params = jax.tree.map(lambda new, p: new.astype(p.dtype), exact, state.params)
         keep = partial(jnp.where, finite)
         new_state = TrainState(
             params=jax.tree.map(keep, params, state.params),
             opt_state=jax.tree.map(keep, opt_state, state.opt_state),
             num_steps=state.num_steps + 1,
             num_skipped=state.num_skipped + jnp.where(finite, 0, 1),
+            master=None if state.master is None else jax.tree.map(keep, exact, state.master),
         )
         return new_state, StepOutput(
             loss=loss_value, grad_norm=grad_norm, learning_rate=rate, finite=finite, per_token=per_token

@@ -43,6 +43,8 @@ class RolloutConfig(Config):
     trajectory. 0 is synchronous training."""
     max_retries: int = Field(default=3, ge=0)
     """Repeats of one (task, sample) after trouble of ours before the run stops with an error."""
+    max_drops_in_a_row: int = Field(default=64, gt=0)
+    """Trajectories that cannot be trained on, none of them fit in between, before the run stops with an error."""
 
 
 class EngineConfig(Config):

@@ -13,6 +13,11 @@ MIN_REPLY_TOKENS = 16
 """Less room than this in the context is no room: a stub of a reply would only teach how to be cut off."""
 
 
+def least_reply(max_reply: int) -> int:
+    """Tokens that a context must have left for a reply of at most `max_reply`."""
+    return min(MIN_REPLY_TOKENS, max_reply)
+
+
 class EngineClient(Protocol):
     """What generates: an engine in this process, a Ray actor, or several behind a router."""
 
@@ -35,7 +40,7 @@ class TokenHistory:
         self._chat = chat
         self._max_context = max_context
         self._max_reply = max_reply
-        self._min_reply = min(MIN_REPLY_TOKENS, max_reply)
+        self._min_reply = least_reply(max_reply)
         if len(opening) + self._min_reply > max_context:
             raise ValueError(
                 f"the prompt has {len(opening)} tokens; dialogue.max_context_tokens={max_context} leaves no room for a "

@@ -47,7 +47,7 @@ class QuietLease:
 
         Raises ProcessLookupError if there is no such process.
         """
-        process = _processes().get(pid)
+        process = all_processes().get(pid)
         if process is None:
             raise ProcessLookupError(f"there is no process {pid} to register")
         entry = self._registry / f"{'group' if group else 'tree'}-{pid}"
@@ -90,7 +90,7 @@ class QuietLease:
             self._end_helper()
             with open(self._registry / "lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                _recover(self._registry)
+                resume_left_behind(self._registry)
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         helper = self._helper
@@ -111,6 +111,7 @@ class QuietLease:
         return json.loads(line)
 
     def _start_helper(self) -> subprocess.Popen[bytes]:
+        self._registry.mkdir(parents=True, exist_ok=True)  # one in which nobody was registered may have been removed
         command = [
             sys.executable,
             "-I",
@@ -146,7 +147,7 @@ class _Process:
     state: str
 
 
-def _processes() -> dict[int, _Process]:
+def all_processes() -> dict[int, _Process]:
     """Every process of the machine."""
     found = {}
     for name in os.listdir("/proc"):
@@ -175,7 +176,7 @@ def _trees(roots: set[int], processes: dict[int, _Process]) -> set[int]:
     return reached
 
 
-def _registered(registry: Path, processes: dict[int, _Process]) -> set[int]:
+def registered_processes(registry: Path, processes: dict[int, _Process]) -> set[int]:
     """Pids to freeze; entries of processes that are gone are removed."""
     roots = set()
     for entry in registry.iterdir():
@@ -197,7 +198,7 @@ def _freeze(registry: Path, holder: int, protected: list[int]) -> list[tuple[int
     """Stops what is registered, in passes until nothing new appears; what it stopped, also written to a file."""
     frozen: list[tuple[int, int]] = []
     for _ in range(_MAX_PASSES):
-        processes = _processes()
+        processes = all_processes()
         spared = _trees(set(protected), processes) | {os.getpid()}
         above = holder
         while above in processes:
@@ -205,7 +206,7 @@ def _freeze(registry: Path, holder: int, protected: list[int]) -> list[tuple[int
             above = processes[above].parent
         fresh = [
             (pid, processes[pid].started)
-            for pid in _registered(registry, processes) - spared
+            for pid in registered_processes(registry, processes) - spared
             if processes[pid].state not in "TtZX"
         ]
         if not fresh:
@@ -222,14 +223,14 @@ def _freeze(registry: Path, holder: int, protected: list[int]) -> list[tuple[int
 def _wait_stopped(pids: set[int]) -> None:
     deadline = time.monotonic() + _SETTLE_S
     while time.monotonic() < deadline:
-        processes = _processes()
+        processes = all_processes()
         if all(pid not in processes or processes[pid].state in "TtZX" for pid in pids):
             return
         time.sleep(0.001)
 
 
 def _thaw(registry: Path, frozen: list[tuple[int, int]]) -> None:
-    processes = _processes()
+    processes = all_processes()
     for pid, started in frozen:
         if pid in processes and processes[pid].started == started:
             with contextlib.suppress(ProcessLookupError):
@@ -243,7 +244,7 @@ def _record(registry: Path, frozen: list[tuple[int, int]]) -> None:
     os.replace(part, registry / "frozen.json")
 
 
-def _recover(registry: Path) -> None:
+def resume_left_behind(registry: Path) -> None:
     """Resumes what a killed helper left stopped; the caller has the lock."""
     with contextlib.suppress(FileNotFoundError):
         _thaw(registry, [(pid, started) for pid, started in json.loads((registry / "frozen.json").read_text())])
@@ -271,7 +272,7 @@ def _helper(registry: Path, holder: int) -> None:
                 message = json.loads(line)
                 if "freeze" in message:
                     fcntl.flock(lock, fcntl.LOCK_EX)
-                    _recover(registry)
+                    resume_left_behind(registry)
                     frozen = []
                     frozen = _freeze(registry, holder, message["freeze"])
                     os.write(1, json.dumps({"frozen": len(frozen)}).encode() + b"\n")

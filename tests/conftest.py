@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import socket
 
 import pytest
@@ -30,3 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not os.environ.get("CI") and not docker_answers():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no Docker Engine answers: scripts/start_docker.sh starts one"))
+
+
+@pytest.fixture
+def file_size_limit():
+    """Makes writes beyond a size fail in the kernel, after a part of them, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from rollout.types import ToolCall
@@ -38,6 +40,27 @@ def visible_text(text: str) -> str:
             return rest
         return text
     return "" if text.lstrip().startswith("<think>") else text
+
+
+def calls_in(
+    text: str,
+    next_opening: Callable[[str, int], re.Match[str] | None],
+    parse_call: Callable[[str, re.Match[str]], tuple[ToolCall, int]],
+) -> list[ToolCall]:
+    """The calls in visible text, one after the other; the first that breaks its convention ends them.
+
+    `next_opening` finds where the next call begins, from a position on; `parse_call` reads it and returns the position
+    behind it, or raises ToolSyntaxError.
+    """
+    calls: list[ToolCall] = []
+    position = 0
+    while (opening := next_opening(text, position)) is not None:
+        try:
+            call, position = parse_call(text, opening)
+        except ToolSyntaxError as error:
+            return [*calls, malformed(str(error))]
+        calls.append(call)
+    return calls
 
 
 def malformed(error: str, name: str = "") -> ToolCall:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
-from rollout.parsers.base import ToolSyntaxError, decode_value, malformed, visible_text
+from rollout.parsers.base import ToolSyntaxError, calls_in, decode_value, visible_text
 from rollout.types import ToolCall
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OPENING = re.compile(_OPEN)
 
 _INSTRUCTIONS = """\
 Call a tool by writing, as the last thing of your reply, one JSON object between tags:
@@ -20,16 +22,7 @@ Several calls may follow each other; they run in order."""
 
 class HermesParser:
     def parse(self, text: str) -> list[ToolCall]:
-        text = visible_text(text)
-        calls: list[ToolCall] = []
-        position = 0
-        while (opening := text.find(_OPEN, position)) >= 0:
-            try:
-                call, position = _parse_call(text, opening + len(_OPEN))
-            except ToolSyntaxError as error:
-                return [*calls, malformed(str(error))]
-            calls.append(call)
-        return calls
+        return calls_in(visible_text(text), _OPENING.search, _parse_call)
 
     def render(self, name: str, arguments: dict[str, Any]) -> str:
         body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
@@ -39,9 +32,9 @@ class HermesParser:
         return _INSTRUCTIONS
 
 
-def _parse_call(text: str, start: int) -> tuple[ToolCall, int]:
+def _parse_call(text: str, opening: re.Match[str]) -> tuple[ToolCall, int]:
     # The JSON is read from its start, so that a closing tag inside one of its strings does not end it.
-    value, end = decode_value(text, start, "the tool call")
+    value, end = decode_value(text, opening.end(), "the tool call")
     rest = text[end:]
     if not rest.lstrip().startswith(_CLOSE):
         raise ToolSyntaxError(f"expected {_CLOSE} after the JSON object, found {rest.strip()[:40]!r}")

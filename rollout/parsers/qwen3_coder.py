@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from rollout.parsers.base import ToolSyntaxError, malformed, visible_text
+from rollout.parsers.base import ToolSyntaxError, calls_in, visible_text
 from rollout.types import ToolCall
 
 _OPEN = re.compile(r"<tool_call>|<function=")
@@ -35,16 +35,7 @@ class Qwen3CoderParser:
     """Strict about tags, so that a slip comes back to the model instead of being guessed at."""
 
     def parse(self, text: str) -> list[ToolCall]:
-        text = visible_text(text)
-        calls: list[ToolCall] = []
-        position = 0
-        while opening := _OPEN.search(text, position):
-            try:
-                call, position = _parse_call(text, opening)
-            except ToolSyntaxError as error:
-                return [*calls, malformed(str(error))]
-            calls.append(call)
-        return calls
+        return calls_in(visible_text(text), _OPEN.search, _parse_call)
 
     def render(self, name: str, arguments: dict[str, Any]) -> str:
         parameters = "".join(

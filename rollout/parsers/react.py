@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from rollout.parsers.base import ToolSyntaxError, decode_value, malformed, visible_text
+from rollout.parsers.base import ToolSyntaxError, calls_in, decode_value, malformed, visible_text
 from rollout.types import ToolCall
 
 _ACTION = re.compile(r"^[ \t]*Action:[ \t]*(.*)$", re.MULTILINE)
@@ -25,14 +25,7 @@ Action Input is one JSON object. The result comes back to you; do not write it y
 class ReactParser:
     def parse(self, text: str) -> list[ToolCall]:
         text = visible_text(text)
-        calls: list[ToolCall] = []
-        position = 0
-        while action := _next_action(text, position):
-            try:
-                call, position = _parse_call(text, action)
-            except ToolSyntaxError as error:
-                return [*calls, malformed(str(error))]
-            calls.append(call)
+        calls = calls_in(text, _next_action, _parse_call)
         if not calls and _STRAY_INPUT.search(text):
             return [malformed("Action Input: without a line Action: NAME before it")]
         return calls

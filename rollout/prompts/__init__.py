@@ -7,6 +7,7 @@ model has to write it), and the filter `json`. A name that does not exist is an 
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,14 +49,6 @@ def render_prompt(
 ) -> Prompt:
     """The opening of one dialogue. Raises ValueError that names the template and what is wrong with it."""
     path = template_path(dialogue.prompt)
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([str(path.parent), str(_HERE)]),
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
     variables: dict[str, Any] = {
         "skill": skill,
         "task": task,
@@ -66,7 +59,7 @@ def render_prompt(
         "example": lambda name, **arguments: parser.render(name, arguments),
     }
     try:
-        template = environment.get_template(path.name)
+        template = _environment(path.parent).get_template(path.name)
         context = template.new_context(variables)
         "".join(template.root_render_func(context))  # resolves `extends`: adds the parents' blocks to the context
         missing = {"system", "user"} - set(context.blocks)
@@ -76,6 +69,20 @@ def render_prompt(
     except jinja2.TemplateError as error:
         raise ValueError(f"the prompt template {path} cannot be rendered: {error}") from error
     return Prompt(system=texts["system"].strip(), user=texts["user"].strip())
+
+
+@functools.cache
+def _environment(folder: Path) -> jinja2.Environment:
+    """Kept, since it holds the compiled templates: compiling one takes far longer than rendering it."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([str(folder), str(_HERE)]),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment
 
 
 def template_path(prompt: str) -> Path:

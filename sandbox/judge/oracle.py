@@ -17,9 +17,17 @@ from typing import Any
 
 import torch
 
-from sandbox.judge.channel import Channel, ChannelClosedError
+from sandbox.judge.channel import Channel
 from sandbox.judge.inputs import Transform, apply_transform, change_block, perturb_parameters, transforms_for
-from sandbox.judge.serving import ModelServer, address_of, describe, is_tensor, leaf_of, settle_allocator
+from sandbox.judge.serving import (
+    ModelServer,
+    address_of,
+    answer_until_closed,
+    describe,
+    is_tensor,
+    leaf_of,
+    settle_allocator,
+)
 from sandbox.judge.values import flatten, pack_tensors, unflatten
 
 _TOLERANCE = {"float32": 1e-4, "float64": 1e-4, "float16": 1e-2, "bfloat16": 1e-2}
@@ -198,23 +206,12 @@ class OracleServer(ModelServer):
 def serve(channel: Channel) -> None:
     """Answers until the supervisor hangs up. A failure is the task's or ours, never a candidate's."""
     settle_allocator()
-    server = OracleServer(channel)
-    while True:
-        try:
-            message = channel.receive()
-        except ChannelClosedError:
-            return
-        try:
-            reply = server.handle(message)
-        except Exception as error:
-            reply = {
-                "error": {
-                    "type": type(error).__name__,
-                    "message": str(error)[:2000],
-                    "traceback": traceback.format_exc(limit=-6)[-3000:],
-                }
-            }
-        channel.send(reply)
+    answer_until_closed(channel, OracleServer(channel), _describe_error)
+
+
+def _describe_error(error: BaseException) -> dict[str, Any]:
+    lines = "".join(traceback.format_exception(error, limit=-6))
+    return {"type": type(error).__name__, "message": str(error)[:2000], "traceback": lines[-3000:]}
 
 
 def _generator(seed: int) -> torch.Generator:

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from sandbox.bindings import load_module
-from sandbox.judge.channel import Channel, ChannelClosedError
+from sandbox.judge.channel import Channel
 from sandbox.judge.observe import BlockedFunctional, OperatorRecord, TamperRecord
-from sandbox.judge.serving import ModelServer, settle_allocator
+from sandbox.judge.serving import ModelServer, answer_until_closed, settle_allocator
 from sandbox.judge.values import unflatten, unpack_tensors
 
 _load_state_dict = torch.nn.Module.load_state_dict
@@ -101,19 +101,9 @@ class CandidateServer(ModelServer):
 
 
 def serve(channel: Channel) -> None:
-    """Answers until the supervisor hangs up. Every failure of the candidate goes back as an `error`."""
+    """Answers until the supervisor hangs up. Every failure of the candidate, its exits too, goes back as an `error`."""
     settle_allocator()
-    server = CandidateServer(channel)
-    while True:
-        try:
-            message = channel.receive()
-        except ChannelClosedError:
-            return
-        try:
-            reply = server.handle(message)
-        except BaseException as error:
-            reply = {"error": _describe_error(error)}
-        channel.send(reply)
+    answer_until_closed(channel, CandidateServer(channel), _describe_error, caught=BaseException)
 
 
 def _check_state(state: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from sandbox.judge.arena import TABLE_BYTES, Arena, span_bytes
-from sandbox.judge.channel import Channel
+from sandbox.judge.channel import Channel, ChannelClosedError
 from sandbox.judge.values import ITEMSIZE, flatten, unflatten
 
 _MAX_POINTERS = TABLE_BYTES // 8
@@ -115,6 +115,26 @@ class ModelServer:
     def _arguments(self, slot: int) -> list[Any]:
         tensors = [self.tensor_at(offset, leaf) for offset, leaf in zip(self._slots[slot], self._leaves, strict=True)]
         return unflatten(self._input_node, tensors)
+
+
+def answer_until_closed(
+    channel: Channel,
+    server: ModelServer,
+    describe_error: Callable[[BaseException], dict[str, Any]],
+    *,
+    caught: type[BaseException] = Exception,
+) -> None:
+    """Answers until the supervisor hangs up; what `handle` raises goes back as the `error` that is described."""
+    while True:
+        try:
+            message = channel.receive()
+        except ChannelClosedError:
+            return
+        try:
+            reply = server.handle(message)
+        except caught as error:
+            reply = {"error": describe_error(error)}
+        channel.send(reply)
 
 
 def is_tensor(value: Any) -> bool:

@@ -71,6 +71,23 @@ def test_four_updates_equal_two_and_a_resume_and_two_bit_for_bit(tmp_path, name)
         np.testing.assert_array_equal(got, want)
 
 
+def test_the_master_copy_outlives_a_new_stage_and_a_resume(tmp_path):
+    learner, stage = make_learner(tmp_path, param_dtype="bfloat16"), log_stage(FineTuneStage)
+    learner.start_stage(stage)
+    log_updates(FineTuneStage)(learner, range(4))
+    master = [np.asarray(leaf) for leaf in jax.tree.leaves(learner._steps.actor.state.master)]
+    assert any((leaf != leaf.astype(jax.numpy.bfloat16)).any() for leaf in master)
+    learner.start_stage(ppo_stage())
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    learner.save(checkpoints, {})
+    resumed = make_learner(tmp_path, param_dtype="bfloat16")
+    resumed.restore(checkpoints)
+    checkpoints.close()
+    for here in (learner, resumed):
+        for got, want in zip(jax.tree.leaves(here._steps.actor.state.master), master, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
 def test_a_checkpoint_restores_onto_another_mesh(tmp_path):
     learner, stage = make_learner(tmp_path, mesh={"fsdp": 2}), ppo_stage()
     learner.start_stage(stage)

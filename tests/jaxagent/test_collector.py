@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxagent import collector as collector_module
-from jaxagent.collector import Collector
+from jaxagent.collector import Collector, UnfitTrajectoriesError
 from jaxagent.tickets import Ticket, TicketOrder, TicketWindow
 from rollout.store import TrajectoryStore
 from rollout.types import RolloutError, StopReason, Trajectory, Turn
@@ -53,6 +53,7 @@ class Flow:
             sampling_version=lambda: self.version,
             capacity=3,
             max_retries=2,
+            max_drops_in_a_row=5,
             screen=screen,
         )
 
@@ -96,7 +97,8 @@ async def test_our_own_trouble_is_repeated_and_counted(tmp_path):
         batches = await flow.run()
         assert len({name for batch in batches for name in batch}) == 6
         assert flow.attempts == {0: 1, 1: 2, 2: 1, 3: 1, 4: 2, 5: 1}
-        assert flow.collector.retries == 2
+        assert flow.collector.take_counts() == {"rollout_retries": 2, "rollout_drops": 0}
+        assert flow.collector.take_counts() == {"rollout_retries": 0, "rollout_drops": 0}
 
 
 async def test_trouble_that_does_not_end_stops_the_run_and_names_the_key(tmp_path):
@@ -128,3 +130,25 @@ async def test_what_cannot_be_trained_on_is_dropped_with_its_reason_and_replaced
         audit = store.audit("s")
         assert (audit.accepted, audit.trained, audit.dropped) == (7, 6, 1)
         assert not audit.twice and not audit.waiting
+        assert flow.collector.take_counts() == {"rollout_retries": 0, "rollout_drops": 1}
+
+
+async def test_drops_without_end_stop_the_run_with_the_last_reason(tmp_path):
+    def screen(t: Trajectory) -> str | None:
+        return None if t.trajectory_id == "s-000000" else f"no good: {t.trajectory_id}"
+
+    message = r"stage s: 5 trajectories in a row .*max_drops_in_a_row=5.*s-\d+ \(task [ab]\): no good: s-\d+"
+    with TrajectoryStore(tmp_path / "store") as store:
+        with pytest.raises(UnfitTrajectoriesError, match=message):
+            await asyncio.wait_for(Flow(store, screen=screen).run(), 20)
+        assert len(store.dropped("s")) >= 5
+
+
+async def test_drops_with_fit_trajectories_in_between_do_not_stop_the_run(tmp_path):
+    def screen(t: Trajectory) -> str | None:
+        return "odd" if int(t.trajectory_id[-6:]) % 2 else None
+
+    with TrajectoryStore(tmp_path / "store") as store:
+        batches = await Flow(store, screen=screen).run()
+        assert sum(len(batch) for batch in batches) == 6
+        assert len(store.dropped("s")) >= 5, "more drops than the bound, not in a row"

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from jaxagent.cli import BAD_USAGE, main
+from jaxagent.load_config import load_config
+from jaxagent.run_folder import create_run
 
 DEMO = "configs/demo.yaml"
 
@@ -64,8 +66,16 @@ def test_a_second_run_of_a_name_is_pointed_to_resume(capsys, tmp_path):
     assert [path.name for path in folder.iterdir()] == ["config.yaml"]
 
 
-def test_a_resumed_run_takes_no_overrides(capsys, tmp_path):
-    assert "keeps the config" in refused(capsys, "train", "--resume", str(tmp_path), "--seed", "1")
+def test_a_resumed_run_takes_no_other_config(capsys, tmp_path):
+    assert "takes no config" in refused(capsys, "train", DEMO, "--resume", str(tmp_path))
+
+
+def test_a_resumed_run_refuses_an_unsafe_override_and_says_why(capsys, tmp_path):
+    folder = create_run(load_config(Path(DEMO), ["--runs_dir", str(tmp_path)]))
+    before = folder.config.read_text()
+    error = refused(capsys, "train", "--resume", str(folder.root), "--seed", "99")
+    assert "seed=99: this run has" in error and "drawn from it" in error
+    assert folder.config.read_text() == before and not list(folder.root.glob("config.*.yaml"))
 
 
 def test_train_without_a_config_says_what_to_name(capsys):

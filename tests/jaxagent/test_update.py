@@ -17,7 +17,7 @@ from jaxagent.packing import pack
 from jaxagent.sequences import to_sequence
 from jaxagent.sharding import make_mesh
 from jaxagent.types import Batch, Targets
-from jaxagent.update import init_train_state, make_score, make_train_step
+from jaxagent.update import HYPERPARAMS, init_train_state, make_score, make_train_step
 
 ADAM = OptimizerConfig(learning_rate=1e-2, max_grad_norm=0.05, weight_decay=0.1)
 SCALARS = {
@@ -220,3 +220,49 @@ def test_shorter_rows_keep_the_tokens_of_a_microbatch():
         for row_tokens in (64, 32)
     ]
     assert shapes == [(8, 2, 64), (8, 4, 32)]
+
+
+def test_the_optimizers_numbers_can_change_between_steps_without_compiling_anew():
+    batch, num_microbatches = layout("packed")
+    step = make_train_step(nnx.split(tiny_actor(), nnx.Param)[0], FINETUNE)
+    same = {name: np.float32(getattr(ADAM, name)) for name in HYPERPARAMS}
+    plain, _ = take_step(FINETUNE, batch, Targets(), num_microbatches)
+    given, _ = step(fresh_state(), batch, Targets(), num_microbatches, SCALARS | same)
+    for got, want in zip(jax.tree.leaves(given), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_array_equal(got, want)
+    tighter, _ = step(
+        fresh_state(), batch, Targets(), num_microbatches, SCALARS | same | {"max_grad_norm": np.float32(0.005)}
+    )
+    np.testing.assert_allclose(
+        optax.tree.norm(gradient_of(tighter)), 0.1 * np.asarray(optax.tree.norm(gradient_of(given))), rtol=1e-4
+    )
+    assert step._cache_size() == 1
+
+
+def loss_drop(dtype, *, keeps_master=True, steps=60, rate=3e-6):
+    """How far `steps` steps on one batch bring the loss down, and the last state."""
+    batch, num_microbatches = layout("packed")
+    params = jax.tree.map(lambda param: param.astype(dtype), nnx.split(tiny_actor(), nnx.Param)[1])
+    state, losses = init_train_state(params, ADAM), []
+    for _ in range(steps):
+        scalars = SCALARS | {"learning_rate": np.float32(rate)}
+        state, output = step_of(FINETUNE)(state, batch, Targets(), num_microbatches, scalars)
+        losses.append(float(output.loss))
+        if not keeps_master:
+            state = state._replace(master=jax.tree.map(lambda param: param.astype(jnp.float32), state.params))
+    return losses[0] - losses[-1], state
+
+
+def test_steps_too_small_for_bfloat16_add_up_in_the_master_copy():
+    exact, _ = loss_drop(jnp.float32)
+    with_master, state = loss_drop(jnp.bfloat16)
+    rounded, _ = loss_drop(jnp.bfloat16, keeps_master=False)
+    assert with_master == pytest.approx(exact, rel=0.1)
+    assert rounded < 0.3 * exact, "at this rate most updates of bfloat16 parameters round to nothing"
+    assert {param.dtype for param in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.bfloat16)}
+    for param, master in zip(jax.tree.leaves(state.params), jax.tree.leaves(state.master), strict=True):
+        np.testing.assert_array_equal(param, master.astype(jnp.bfloat16))
+
+
+def test_float32_parameters_need_no_master_copy():
+    assert fresh_state().master is None

@@ -45,11 +45,14 @@ def tiny_actor(seed=0, config=TINY):
 def make_learner(dump_dir, *, seed=0, config=TINY, **settings):
     """A learner of a tiny decoder; `settings` are LearnerConfig's."""
     settings = {"row_tokens": 64, "rows_per_microbatch": 2, "logits_chunk_tokens": 64} | settings
+    learner = LearnerConfig(**settings)
+    graphdef, params = nnx.split(tiny_actor(config=config))
+    actor = nnx.merge(graphdef, jax.tree.map(lambda param: param.astype(learner.param_dtype), params))
     return Learner(
-        tiny_actor(config=config),
+        actor,
         make_critic=Critic.from_decoder,
         export=named_weights,
-        config=LearnerConfig(**settings),
+        config=learner,
         seed=seed,
         dump_dir=dump_dir,
         vocab_size=VOCAB,

@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -361,16 +360,6 @@ def test_a_store_that_is_not_there_is_not_made_by_reading_it(tmp_path: Path) -> 
     with pytest.raises(StoreError, match="no store here"):
         TrajectoryStore(tmp_path / "store", CONFIG, writable=False)
     assert not (tmp_path / "store").exists()
-
-
-@pytest.fixture
-def file_size_limit():
-    """Makes writes beyond a size fail in the kernel, after a part of them, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_no_room_is_a_clear_error_and_leaves_nothing_half_written(tmp_path: Path, file_size_limit) -> None:
