@@ -21,6 +21,7 @@ from jaxagent.config import (
     Stage,
     ValuePretrainStage,
 )
+from jaxagent.devices import provide_devices
 from jaxagent.epochs import stable_number
 from jaxagent.fork import link_tree
 from jaxagent.learner import Learner
@@ -48,6 +49,7 @@ class LearnerService:
 
     def __init__(self, config: RunConfig, root: str) -> None:
         self._folder = RunFolder(Path(root))
+        provide_devices(config.learner.mesh)
         # A run compiles the same few functions as the last one on this machine: half a minute of the demo.
         jax.config.update("jax_compilation_cache_dir", str(COMPILATION_CACHE.expanduser()))
         self._model_dir = prepare_model(config, self._folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from jaxagent.config import LessonStage, PPOStage, RunConfig, SampleStage, ScratchModelConfig
+from jaxagent.devices import check_mesh
 from jaxagent.load_config import ConfigError
 from jaxagent.synthesis.sources import resolve_tasks
 from sandbox.skill import load_skill
@@ -22,6 +23,7 @@ def check_inputs(config: RunConfig) -> tuple[list[Task], list[Task]]:
         raise ConfigError(
             f"learner.num_learners={config.learner.num_learners}: this version runs one learner; set it to 1"
         )
+    check_mesh(config.learner.mesh, rows_per_microbatch=config.learner.rows_per_microbatch)
     _check_cores(config)
     _check_lengths(config)
     train, heldout = (
