@@ -76,6 +76,13 @@ def build_parser() -> argparse.ArgumentParser:
     fetch.add_argument("name")
     fetch.add_argument("--out", type=Path, required=True)
     fetch.set_defaults(run=run_model_fetch)
+    export = actions.add_parser("export", help="a run's actor as a Hugging Face folder")
+    export.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    export.add_argument("out", type=Path, metavar="DIR", help="a new or empty folder")
+    export.add_argument(
+        "--stage", metavar="NAME", help="as it was at the end of this stage (default: newest checkpoint)"
+    )
+    export.set_defaults(run=run_model_export)
 
     report = commands.add_parser("report", help="one HTML file with the curves and trajectories of runs")
     report.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
@@ -126,6 +133,19 @@ def run_model_fetch(arguments: argparse.Namespace) -> int:
     from jaxagent.models.fetch import fetch_model
 
     print(fetch_model(arguments.name, arguments.out))
+    return DONE
+
+
+def run_model_export(arguments: argparse.Namespace) -> int:
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # reading and writing files needs no accelerator, which may be in use
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns that it only reads, which is what is wanted
+    from jaxagent.export_run import export_run
+
+    exported = export_run(arguments.run_dir, arguments.out, stage=arguments.stage)
+    print(f"stage {exported.stage} after {exported.updates} updates", file=sys.stderr)
+    print(exported.path)
     return DONE
 
 

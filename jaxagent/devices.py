@@ -79,6 +79,6 @@ def provide_devices(cfg: MeshConfig) -> None:
     except RuntimeError:  # JAX runs already
         return
     if _PATIENCE_FLAG not in flags:
-        # A learner that stands still while a kernel is timed wakes up late for a collective: by default XLA then ends
-        # the process.
+        # XLA ends a process in which one device has waited a minute for another, by the wall clock: a learner that
+        # stands still again and again while kernels are timed could get there.
         os.environ["XLA_FLAGS"] = f"{flags} --{_PATIENCE_FLAG}={_PATIENCE_S}".strip()

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from jaxagent.config import RunConfig
+from jaxagent.config import PretrainedModelConfig, RunConfig
 from jaxagent.load_config import ConfigError, dump_config, validate
 
 
@@ -84,6 +84,13 @@ def open_run(root: Path) -> tuple[RunFolder, RunConfig]:
     if not folder.config.is_file():
         raise ConfigError(f"{root}: no run here (config.yaml is missing); a run folder is runs_dir/name of its config")
     return folder, validate(yaml.safe_load(folder.config.read_text()), where=str(folder.config))
+
+
+def starting_model(config: RunConfig, folder: RunFolder) -> Path:
+    """The Hugging Face folder that the run starts from; that of a scratch model is made by the learner."""
+    if isinstance(config.model, PretrainedModelConfig):
+        return config.model.path.expanduser().resolve()
+    return folder.initial_model
 
 
 def write_atomically(path: Path, text: str) -> None:
