@@ -57,6 +57,19 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", type=Path, metavar="RUN_DIR", help="continue this run after its last checkpoint")
     train.set_defaults(run=run_train, takes_overrides=True)
 
+    evaluate = commands.add_parser("evaluate", help="judge a policy, or stored kernels, on a set of tasks")
+    evaluate.add_argument("config", type=Path, help="a YAML file: dialogue, skill, engine, sandbox, judge")
+    evaluate.add_argument(
+        "--policy",
+        required=True,
+        metavar="P",
+        help="a run directory, a Hugging Face model directory, openai:BASE_URL#MODEL, or kernels:DIR",
+    )
+    evaluate.add_argument("--tasks", required=True, metavar="DIR", help="a folder, file or parquet of tasks")
+    evaluate.add_argument("--protocol", choices=["hardened", "paper"], default="hardened")
+    evaluate.add_argument("--out", type=Path, required=True, metavar="DIR", help="new, or of an evaluation to continue")
+    evaluate.set_defaults(run=run_evaluate, takes_overrides=True)
+
     ablate = commands.add_parser("ablate", help="configs that start where a stage of another run ended, in one table")
     ablate.add_argument("run_dir", type=Path)
     ablate.add_argument("configs", nargs="+", type=Path, help="for example configs/ablations/*.yaml")
@@ -108,6 +121,23 @@ def run_train(arguments: argparse.Namespace) -> int:
     from jaxagent.train import train
 
     asyncio.run(train(config))
+    return DONE
+
+
+def run_evaluate(arguments: argparse.Namespace) -> int:
+    from jaxagent.evaluate_command import evaluate_policy
+
+    asyncio.run(
+        evaluate_policy(
+            arguments.config,
+            policy=arguments.policy,
+            tasks=arguments.tasks,
+            protocol=arguments.protocol,
+            out=arguments.out,
+            overrides=arguments.overrides,
+        )
+    )
+    print(arguments.out)
     return DONE
 
 
