@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 from pathlib import Path
@@ -14,10 +15,13 @@ from openai_server import OpenAIServer, serve
 from jaxagent.cli import BAD_USAGE, DONE, main
 from jaxagent.evaluation_actor import EvaluationActor
 from jaxagent.evaluation_folder import EvaluationRequest
+from jaxagent.evaluation_service import POLICY
 from jaxagent.load_config import ConfigError, load_config
 from jaxagent.policy_source import parse_policy
 from jaxagent.progress_relay import Event
-from rollout.actors import call
+from rollout.actors import call, start_rollout_actors
+from rollout.config import EndpointConfig
+from rollout.endpoint import EndpointPolicy
 from rollout.parsers import make_parser
 from rollout.store import TrajectoryStore
 from rollout.types import RolloutError
@@ -279,6 +283,29 @@ async def test_an_evaluation_that_was_interrupted_goes_on_with_what_is_missing(r
         repeated = {"level1/1_Doubled_tanh_": 1, "level1/2_Shifted_relu": 4}  # by what was there: the other's turns
         done = next(row["task_id"] for row in rows if row["trajectory_id"] == first)
         assert len(server.requests) - asked == repeated[done]
+
+
+async def test_rollout_actors_that_run_already_are_used_and_left_running(root, judge):
+    server = OpenAIServer(agent, context=100_000)
+    with serve(server) as url:
+        request = requested(
+            root, "given", "openai:http://nobody/v1#unused", DIALOGUE, "--evaluation.samples_per_task=1"
+        )
+        make = functools.partial(EndpointPolicy, EndpointConfig(base_url=url, model="scripted"))
+        actors = start_rollout_actors(
+            1,
+            trajectories_per_actor=2,
+            policies=lambda number: {POLICY: make},
+            judge=judge,
+            sandbox_config=request.config.sandbox,
+            skill="cpp",
+        )
+        evaluation = EvaluationActor.remote()
+        rows = await call(evaluation.run, request, judge, actors)
+        assert rows[0].result.num_samples == 2 and rows[0].pass_at_k == {1: 0.5}
+        assert await call(actors[0].process_ids) and (await judge.stats())["judged"] > 0
+        for actor in (*actors, evaluation):
+            ray.kill(actor)
 
 
 def test_the_command_shows_the_table_and_says_where_the_files_are(root, judge, capfd):
