@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 DONE, BAD_USAGE, FAILED = 0, 2, 3
 
@@ -57,18 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", type=Path, metavar="RUN_DIR", help="continue this run after its last checkpoint")
     train.set_defaults(run=run_train, takes_overrides=True)
 
-    evaluate = commands.add_parser("evaluate", help="judge a policy, or stored kernels, on a set of tasks")
-    evaluate.add_argument("config", type=Path, help="a YAML file: dialogue, skill, engine, sandbox, judge")
-    evaluate.add_argument(
-        "--policy",
-        required=True,
-        metavar="P",
-        help="a run directory, a Hugging Face model directory, openai:BASE_URL#MODEL, or kernels:DIR",
-    )
-    evaluate.add_argument("--tasks", required=True, metavar="DIR", help="a folder, file or parquet of tasks")
-    evaluate.add_argument("--protocol", choices=["hardened", "paper"], default="hardened")
-    evaluate.add_argument("--out", type=Path, required=True, metavar="DIR", help="new, or of an evaluation to continue")
-    evaluate.set_defaults(run=run_evaluate, takes_overrides=True)
+    _add_evaluate(commands)
 
     ablate = commands.add_parser("ablate", help="configs that start where a stage of another run ended, in one table")
     ablate.add_argument("run_dir", type=Path)
@@ -83,6 +73,32 @@ def build_parser() -> argparse.ArgumentParser:
     judge.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
     judge.set_defaults(run=run_judge)
 
+    _add_model(commands)
+
+    report = commands.add_parser("report", help="one HTML file with the curves and trajectories of runs")
+    report.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
+    report.add_argument("--open", action="store_true", help="show it in the browser")
+    report.add_argument("--out", type=Path, metavar="FILE", help="where to write it (default: RUN_DIR/report.html)")
+    report.set_defaults(run=run_report)
+    return parser
+
+
+def _add_evaluate(commands: Any) -> None:
+    evaluate = commands.add_parser("evaluate", help="judge a policy, or stored kernels, on a set of tasks")
+    evaluate.add_argument("config", type=Path, help="a YAML file: dialogue, skill, engine, sandbox, judge")
+    evaluate.add_argument(
+        "--policy",
+        required=True,
+        metavar="P",
+        help="a run directory, a Hugging Face model directory, openai:BASE_URL#MODEL, or kernels:DIR",
+    )
+    evaluate.add_argument("--tasks", required=True, metavar="DIR", help="a folder, file or parquet of tasks")
+    evaluate.add_argument("--protocol", choices=["hardened", "paper"], default="hardened")
+    evaluate.add_argument("--out", type=Path, required=True, metavar="DIR", help="new, or of an evaluation to continue")
+    evaluate.set_defaults(run=run_evaluate, takes_overrides=True)
+
+
+def _add_model(commands: Any) -> None:
     model = commands.add_parser("model", help="fetch or export a model")
     actions = model.add_subparsers(dest="action", required=True)
     fetch = actions.add_parser("fetch", help="a Hugging Face folder of a named model")
@@ -96,13 +112,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--stage", metavar="NAME", help="as it was at the end of this stage (default: newest checkpoint)"
     )
     export.set_defaults(run=run_model_export)
-
-    report = commands.add_parser("report", help="one HTML file with the curves and trajectories of runs")
-    report.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
-    report.add_argument("--open", action="store_true", help="show it in the browser")
-    report.add_argument("--out", type=Path, metavar="FILE", help="where to write it (default: RUN_DIR/report.html)")
-    report.set_defaults(run=run_report)
-    return parser
 
 
 def run_train(arguments: argparse.Namespace) -> int:
