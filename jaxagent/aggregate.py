@@ -8,8 +8,10 @@ tasks, whatever passed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -97,17 +99,44 @@ def bootstrap(
 
     None where the statistic does not exist on the data itself; resamples without one are left out.
     """
-    value = statistic([j for task in tasks for j in task])
-    if value is None:
-        return None
+
+    def figures(levels: Sequence[list[Judgement]]) -> dict[str, float | None]:
+        return {"": statistic(levels[0])}
+
+    return bootstrap_levels([tasks], figures, seed=seed, resamples=resamples)[""]
+
+
+def bootstrap_levels(
+    levels: Sequence[Sequence[Sequence[Judgement]]],
+    figures: Callable[[Sequence[list[Judgement]]], dict[str, float | None]],
+    *,
+    seed: int,
+    resamples: int = 2000,
+) -> dict[str, Interval | None]:
+    """As `bootstrap`, for several figures of several levels at once: each level keeps its number of tasks.
+
+    `levels`: by level, by task, its judgements; `figures` gets the judgements by level.
+    """
+    values = figures([[j for task in level for j in task] for level in levels])
     rng = np.random.default_rng(seed)
-    draws = []
-    for chosen in rng.integers(len(tasks), size=(resamples, len(tasks))):
-        drawn = statistic([j for index in chosen for j in tasks[index]])
-        if drawn is not None:
-            draws.append(drawn)
-    low, high = np.percentile(draws, [2.5, 97.5])
-    return Interval(value=float(value), low=float(low), high=float(high))
+    chosen = [rng.integers(len(level), size=(resamples, len(level))) for level in levels]
+    draws: dict[str, list[float]] = {name: [] for name in values}
+    for number in range(resamples):
+        drawn = [
+            [j for index in indices[number] for j in level[index]]
+            for level, indices in zip(levels, chosen, strict=True)
+        ]
+        for name, value in figures(drawn).items():
+            if value is not None:
+                draws[name].append(value)
+
+    def interval(name: str, value: float | None) -> Interval | None:
+        if value is None:
+            return None
+        low, high = np.percentile(draws[name], [2.5, 97.5])
+        return Interval(value=float(value), low=float(low), high=float(high))
+
+    return {name: interval(name, value) for name, value in values.items()}
 
 
 def paired_difference(
@@ -129,6 +158,22 @@ def paired_difference(
 
 def mean_reward(judgements: Sequence[Judgement]) -> float:
     return float(np.mean([j.reward for j in judgements if j.reward is not None]))
+
+
+def fast_p(judgements: Sequence[Judgement], threshold: float, *, baseline: Literal["eager", "compile"]) -> float:
+    """Share that is correct and more than `threshold` times as fast as the baseline (KernelBench; strictly more)."""
+    fast = 0
+    for j in judgements:
+        baseline_ms = j.eager_ms if baseline == "eager" else j.compile_ms
+        fast += bool(j.accepted and j.candidate_ms and baseline_ms and baseline_ms / j.candidate_ms > threshold)
+    return fast / len(judgements)
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Unbiased chance that one of k samples is correct: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, eq. 1)."""
+    if not 0 < k <= num_samples:
+        raise ValueError(f"pass@k: k={k} has to lie between 1 and the {num_samples} samples of a task")
+    return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
 
 
 def outcome_shares(judgements: Sequence[Judgement]) -> dict[str, float]:

@@ -25,10 +25,15 @@ class Checkpoints:
     """The checkpoints in one folder. A checkpoint is written beside its final name and renamed, so a crash while
     saving leaves the earlier ones; the oldest beyond keep_last are deleted after a new one is complete."""
 
-    def __init__(self, folder: Path, *, keep_last: int = 2) -> None:
+    def __init__(self, folder: Path, *, keep_last: int = 2, writable: bool = True) -> None:
+        """`writable` False only reads, and is safe beside a run that is saving; the folder has to exist then."""
         self._folder = folder.absolute()
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep_last, enable_async_checkpointing=False, cleanup_tmp_directories=True
+            max_to_keep=keep_last if writable else None,
+            enable_async_checkpointing=False,
+            cleanup_tmp_directories=writable,
+            create=writable,
+            read_only=not writable,
         )
         handlers = {"arrays": ocp.StandardCheckpointHandler(), "record": ocp.JsonCheckpointHandler()}
         self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
@@ -79,11 +84,33 @@ class Checkpoints:
         `like` holds arrays or jax.ShapeDtypeStruct with a sharding; the mesh may be another one than at saving.
         """
         number = self._existing(number)
-        abstract = {name: ocp.utils.to_shape_dtype_struct(leaf) for name, leaf in _keyed(like).items()}
-        self._check_shapes(abstract, number)
+        abstract = _abstract(like)
+        saved = self._saved(number)
+        if saved.keys() != abstract.keys():
+            odd = sorted(saved.keys() ^ abstract.keys())[:3]
+            raise CheckpointError(
+                f"{self._folder}/{number} is of another model or optimizer: only one side has "
+                f"{', '.join(odd)}. Resume with the run's own config.yaml"
+            )
+        self._check_shapes(abstract, saved, number)
         restored = self._manager.restore(number, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(abstract)))
-        leaves = [restored["arrays"][name] for name in abstract]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+        return _filled(like, abstract, restored["arrays"])
+
+    def some_arrays(self, like: Any, number: int | None = None) -> Any:
+        """As `arrays`, for a part of the tree that was saved; nothing else of the checkpoint is read."""
+        number = self._existing(number)
+        abstract, saved = _abstract(like), self._saved(number)
+        if missing := sorted(abstract.keys() - saved.keys())[:3]:
+            raise CheckpointError(f"{self._folder}/{number} is of another model: it lacks {', '.join(missing)}")
+        self._check_shapes(abstract, saved, number)
+        args = ocp.args.PyTreeRestore(
+            item=abstract,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+            partial_restore=True,
+        )
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            restored = reader.restore(self._folder / str(number) / "arrays", args=args)
+        return _filled(like, abstract, restored)
 
     def close(self) -> None:
         self._manager.close()
@@ -98,20 +125,24 @@ class Checkpoints:
             )
         return number
 
-    def _check_shapes(self, abstract: dict[str, Any], number: int) -> None:
-        saved = self._manager.item_metadata(number)["arrays"].tree
-        if saved.keys() != abstract.keys():
-            odd = sorted(saved.keys() ^ abstract.keys())[:3]
-            raise CheckpointError(
-                f"{self._folder}/{number} is of another model or optimizer: only one side has "
-                f"{', '.join(odd)}. Resume with the run's own config.yaml"
-            )
+    def _saved(self, number: int) -> Any:
+        return self._manager.item_metadata(number)["arrays"].tree
+
+    def _check_shapes(self, abstract: dict[str, Any], saved: Any, number: int) -> None:
         for name, want in abstract.items():
             if tuple(saved[name].shape) != tuple(want.shape):
                 raise CheckpointError(
                     f"{self._folder}/{number} is of another model: {name} is {saved[name].shape} "
                     f"there and {want.shape} here. Resume with the run's own config.yaml"
                 )
+
+
+def _abstract(like: Any) -> dict[str, Any]:
+    return {name: ocp.utils.to_shape_dtype_struct(leaf) for name, leaf in _keyed(like).items()}
+
+
+def _filled(like: Any, abstract: dict[str, Any], restored: Any) -> Any:
+    return jax.tree.unflatten(jax.tree.structure(like), [restored[name] for name in abstract])
 
 
 def _keyed(tree: Any) -> dict[str, Any]:

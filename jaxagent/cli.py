@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxagent.disk import disk_full
 
@@ -93,6 +94,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     train.set_defaults(run=run_train)
 
+    _add_evaluate(commands)
+
     ablate = commands.add_parser("ablate", help="configs that start where a stage of another run ended, in one table")
     ablate.add_argument("run_dir", type=Path)
     ablate.add_argument("configs", nargs="+", type=Path, help="for example configs/ablations/*.yaml")
@@ -106,12 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
     judge.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
     judge.set_defaults(run=run_judge)
 
-    model = commands.add_parser("model", help="fetch or export a model")
-    actions = model.add_subparsers(dest="action", required=True)
-    fetch = actions.add_parser("fetch", help="a Hugging Face folder of a named model")
-    fetch.add_argument("name")
-    fetch.add_argument("--out", type=Path, required=True)
-    fetch.set_defaults(run=run_model_fetch)
+    _add_model(commands)
 
     report = commands.add_parser("report", help="one HTML file with the curves and trajectories of runs")
     report.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
@@ -119,6 +117,37 @@ def build_parser() -> argparse.ArgumentParser:
     report.add_argument("--out", type=Path, metavar="FILE", help="where to write it (default: RUN_DIR/report.html)")
     report.set_defaults(run=run_report)
     return parser
+
+
+def _add_evaluate(commands: Any) -> None:
+    evaluate = commands.add_parser("evaluate", help="judge a policy, or stored kernels, on a set of tasks")
+    evaluate.add_argument("config", type=Path, help="a YAML file: dialogue, skill, engine, sandbox, judge")
+    evaluate.add_argument(
+        "--policy",
+        required=True,
+        metavar="P",
+        help="a run directory, a Hugging Face model directory, openai:BASE_URL#MODEL, or kernels:DIR",
+    )
+    evaluate.add_argument("--tasks", required=True, metavar="DIR", help="a folder, file or parquet of tasks")
+    evaluate.add_argument("--protocol", choices=["hardened", "paper"], default="hardened")
+    evaluate.add_argument("--out", type=Path, required=True, metavar="DIR", help="new, or of an evaluation to continue")
+    evaluate.set_defaults(run=run_evaluate, takes_overrides=True)
+
+
+def _add_model(commands: Any) -> None:
+    model = commands.add_parser("model", help="fetch or export a model")
+    actions = model.add_subparsers(dest="action", required=True)
+    fetch = actions.add_parser("fetch", help="a Hugging Face folder of a named model")
+    fetch.add_argument("name")
+    fetch.add_argument("--out", type=Path, required=True)
+    fetch.set_defaults(run=run_model_fetch)
+    export = actions.add_parser("export", help="a run's actor as a Hugging Face folder")
+    export.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    export.add_argument("out", type=Path, metavar="DIR", help="a new or empty folder")
+    export.add_argument(
+        "--stage", metavar="NAME", help="as it was at the end of this stage (default: newest checkpoint)"
+    )
+    export.set_defaults(run=run_model_export)
 
 
 def run_train(arguments: argparse.Namespace) -> int:
@@ -140,6 +169,23 @@ def run_train(arguments: argparse.Namespace) -> int:
     from jaxagent.train import train
 
     asyncio.run(train(config))
+    return DONE
+
+
+def run_evaluate(arguments: argparse.Namespace) -> int:
+    from jaxagent.evaluate_command import evaluate_policy
+
+    asyncio.run(
+        evaluate_policy(
+            arguments.config,
+            policy=arguments.policy,
+            tasks=arguments.tasks,
+            protocol=arguments.protocol,
+            out=arguments.out,
+            overrides=arguments.overrides,
+        )
+    )
+    print(arguments.out)
     return DONE
 
 
@@ -165,6 +211,19 @@ def run_model_fetch(arguments: argparse.Namespace) -> int:
     from jaxagent.models.fetch import fetch_model
 
     print(fetch_model(arguments.name, arguments.out))
+    return DONE
+
+
+def run_model_export(arguments: argparse.Namespace) -> int:
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # reading and writing files needs no accelerator, which may be in use
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns that it only reads, which is what is wanted
+    from jaxagent.export_run import export_run
+
+    exported = export_run(arguments.run_dir, arguments.out, stage=arguments.stage)
+    print(f"stage {exported.stage} after {exported.updates} updates", file=sys.stderr)
+    print(exported.path)
     return DONE
 
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from jaxagent.collector import Collector
-from jaxagent.progress import RunProgress
+from jaxagent.progress import Progress
 from jaxagent.results import EvaluationResult, summarize
 from jaxagent.run_folder import write_json
 from jaxagent.tickets import Ticket, TicketOrder, TicketWindow, ticket_number
@@ -32,32 +32,58 @@ async def evaluate(
     max_retries: int,
     store_config: StoreConfig,
     seed: int,
-    progress: RunProgress,
+    progress: Progress,
 ) -> EvaluationResult:
     """Evaluates into `folder`, or reads what a finished evaluation left there."""
     result_path = folder / "result.json"
     if result_path.exists():
         return EvaluationResult.from_json(json.loads(result_path.read_text()))
     folder.mkdir(parents=True, exist_ok=True)
-    total = len(tasks) * samples_per_task
     with TrajectoryStore(folder / "store", store_config) as store:
-        done = {ticket_number(trajectory.trajectory_id): 0 for trajectory in store.trajectories()}
-        window = TicketWindow.resumed(batch_size=total, max_staleness=0, limit=total, updates=0, taken=(), ready=done)
-        with progress.counting(f"evaluation {label}", total, done=len(done)) as advance:
-            collector = Collector(
-                order=TicketOrder(tasks, stage=f"evaluation_{label}", seed=seed),
-                window=window,
-                store=store,
-                stage=label,
-                rollout=rollout,
-                version=lambda: 0,
-                sampling_version=lambda: 0,
-                capacity=capacity,
-                max_retries=max_retries,
-                on_accept=lambda _: advance(),
-            )
-            async with collector:
-                await collector.complete()
+        await collect_samples(
+            store,
+            label=label,
+            tasks=tasks,
+            samples_per_task=samples_per_task,
+            rollout=rollout,
+            capacity=capacity,
+            max_retries=max_retries,
+            seed=seed,
+            progress=progress,
+        )
         result = summarize(label, store.trajectories(), seed=seed)
     write_json(result_path, result.to_json())
     return result
+
+
+async def collect_samples(
+    store: TrajectoryStore,
+    *,
+    label: str,
+    tasks: Sequence[Task],
+    samples_per_task: int,
+    rollout: Callable[[Ticket], Awaitable[Trajectory]],
+    capacity: int,
+    max_retries: int,
+    seed: int,
+    progress: Progress,
+) -> None:
+    """Rolls out the samples of every task that `store` does not hold yet."""
+    total = len(tasks) * samples_per_task
+    done = {ticket_number(trajectory_id): 0 for trajectory_id in store.ids()}
+    window = TicketWindow.resumed(batch_size=total, max_staleness=0, limit=total, updates=0, taken=(), ready=done)
+    with progress.counting(f"evaluation {label}", total, done=len(done)) as advance:
+        collector = Collector(
+            order=TicketOrder(tasks, stage=f"evaluation_{label}", seed=seed),
+            window=window,
+            store=store,
+            stage=label,
+            rollout=rollout,
+            version=lambda: 0,
+            sampling_version=lambda: 0,
+            capacity=capacity,
+            max_retries=max_retries,
+            on_accept=lambda _: advance(),
+        )
+        async with collector:
+            await collector.complete()

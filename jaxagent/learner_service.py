@@ -21,6 +21,7 @@ from jaxagent.config import (
     Stage,
     ValuePretrainStage,
 )
+from jaxagent.devices import provide_devices
 from jaxagent.epochs import stable_number
 from jaxagent.fork import keep_stage_end
 from jaxagent.learner import Learner
@@ -29,7 +30,7 @@ from jaxagent.models.export import export_hf
 from jaxagent.models.params import load_config, load_decoder, named_weights
 from jaxagent.models.scratch_tokenizer import END_OF_MESSAGE, PADDING, save_tokenizer, train_tokenizer
 from jaxagent.models.value import Critic
-from jaxagent.run_folder import RunFolder
+from jaxagent.run_folder import RunFolder, starting_model
 from jaxagent.sequences import TokenSequence
 from jaxagent.synthesis.expert import expert_texts
 from jaxagent.synthesis.lessons import lesson_sequences, lesson_tasks
@@ -48,6 +49,7 @@ class LearnerService:
 
     def __init__(self, config: RunConfig, root: str) -> None:
         self._folder = RunFolder(Path(root))
+        provide_devices(config.learner.mesh)
         # A run compiles the same few functions as the last one on this machine: half a minute of the demo.
         jax.config.update("jax_compilation_cache_dir", str(COMPILATION_CACHE.expanduser()))
         self._model_dir = prepare_model(config, self._folder)
@@ -145,10 +147,8 @@ def make_lessons(config: RunConfig, stage: LessonStage | FineTuneStage, model_di
 
 def prepare_model(config: RunConfig, folder: RunFolder) -> Path:
     """The Hugging Face folder that the run starts from; a scratch model is made once, with its tokenizer."""
-    if isinstance(config.model, PretrainedModelConfig):
-        return config.model.path.expanduser().resolve()
-    if folder.initial_model.exists():
-        return folder.initial_model
+    if isinstance(config.model, PretrainedModelConfig) or folder.initial_model.exists():
+        return starting_model(config, folder)
     texts = expert_texts(resolve_tasks(config.tasks.train))
     tokenizer = train_tokenizer(texts, vocab_size=config.model.vocab_size, max_context=config.learner.row_tokens)
     end, padding = (tokenizer.convert_tokens_to_ids(token) for token in (END_OF_MESSAGE, PADDING))

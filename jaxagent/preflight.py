@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 
 from jaxagent.config import LessonStage, PPOStage, RunConfig, SampleStage, ScratchModelConfig
+from jaxagent.devices import check_mesh
 from jaxagent.load_config import ConfigError
 from jaxagent.synthesis.sources import resolve_tasks
+from rollout.config import DialogueConfig
 from sandbox.skill import load_skill
 from sandbox.types import Task
 
@@ -22,6 +24,7 @@ def check_inputs(config: RunConfig) -> tuple[list[Task], list[Task]]:
         raise ConfigError(
             f"learner.num_learners={config.learner.num_learners}: this version runs one learner; set it to 1"
         )
+    check_mesh(config.learner.mesh, rows_per_microbatch=config.learner.rows_per_microbatch)
     _check_cores(config)
     _check_lengths(config)
     train, heldout = (
@@ -29,6 +32,16 @@ def check_inputs(config: RunConfig) -> tuple[list[Task], list[Task]]:
     )
     _check_synthetic(config)
     return train, heldout
+
+
+def check_evaluation(config: RunConfig, *, uses_engine: bool) -> None:
+    """The same for an evaluation alone: of what it reads. Raises ConfigError or SkillError."""
+    load_skill(config.tasks.skill)
+    _check_cores(config)
+    if uses_engine:
+        _check_length(
+            "evaluation.dialogue", config.evaluation.dialogue, "engine.max_model_len", config.engine.max_model_len
+        )
 
 
 def _check_model(config: RunConfig) -> None:
@@ -61,15 +74,16 @@ def _check_lengths(config: RunConfig) -> None:
     dialogues = {f"stages.{stage.name}.dialogue": stage.dialogue for stage in with_dialogue}
     dialogues["evaluation.dialogue"] = config.evaluation.dialogue
     for key, dialogue in dialogues.items():
-        for name, limit in (
-            ("engine.max_model_len", config.engine.max_model_len),
-            ("learner.row_tokens", config.learner.row_tokens),
-        ):
-            if dialogue.max_context_tokens > limit:
-                raise ConfigError(
-                    f"{key}.max_context_tokens={dialogue.max_context_tokens} is more than {name}={limit}; "
-                    "lower the one or raise the other"
-                )
+        _check_length(key, dialogue, "engine.max_model_len", config.engine.max_model_len)
+        _check_length(key, dialogue, "learner.row_tokens", config.learner.row_tokens)
+
+
+def _check_length(key: str, dialogue: DialogueConfig, name: str, limit: int) -> None:
+    if dialogue.max_context_tokens > limit:
+        raise ConfigError(
+            f"{key}.max_context_tokens={dialogue.max_context_tokens} is more than {name}={limit}; "
+            "lower the one or raise the other"
+        )
 
 
 def _check_synthetic(config: RunConfig) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 
 # column -> (metric, format); a stage shows those that it has
@@ -27,6 +28,16 @@ COLUMNS: dict[str, tuple[str, str]] = {
 }
 
 
+class Progress(Protocol):
+    """Where long work says what it does and counts what is done."""
+
+    def say(self, text: str) -> None: ...
+
+    def counting(self, what: str, total: int, done: int = 0) -> AbstractContextManager[Any]:
+        """Yields advance(): one more of `total` is done."""
+        ...
+
+
 LOG_WIDTH = 160
 """Of tables in a log file, where no terminal sets the width."""
 
@@ -38,7 +49,7 @@ class RunProgress:
         self.console = console or Console(stderr=True, soft_wrap=True)
         if not self.console.is_terminal:
             self.console.width = LOG_WIDTH
-        self._bars = Progress(
+        self._bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),

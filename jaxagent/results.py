@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxagent.aggregate import (
     Interval,
     best_of,
-    bootstrap,
+    bootstrap_levels,
     mean_reward,
     outcome_shares,
+    overall,
     paired_difference,
     score,
 )
@@ -57,24 +58,29 @@ def best_judgement(trajectory: Trajectory) -> Judgement:
     return best_of([trajectory.judgement, *timed])
 
 
-def summarize(label: str, trajectories: Iterable[Trajectory], *, seed: int) -> EvaluationResult:
-    """Raises ValueError where there is nothing to summarize."""
+def summarize(
+    label: str, trajectories: Iterable[Trajectory], *, seed: int, level_of: Callable[[str], str] = lambda task_id: ""
+) -> EvaluationResult:
+    """One row of a results table. `level_of` names a task's level: several make one row as in the paper (`overall`).
+
+    Raises ValueError where there is nothing to summarize.
+    """
     by_task: dict[str, list[Judgement]] = {}
     for trajectory in sorted(trajectories, key=lambda t: (t.task_id, t.sample_index)):
         by_task.setdefault(trajectory.task_id, []).append(best_judgement(trajectory))
     samples = [judgement for judgements in by_task.values() for judgement in judgements]
     if not samples:
         raise ValueError(f"evaluation {label}: no trajectory was judged; are there tasks in tasks.heldout?")
-    tasks = list(by_task.values())
-    figures = {"mean_reward": bootstrap(tasks, mean_reward, seed=seed)}
-    figures |= {name: bootstrap(tasks, _figure(name), seed=seed) for name in FIGURES}
+    levels: dict[str, list[list[Judgement]]] = {}
+    for task_id, judgements in by_task.items():
+        levels.setdefault(level_of(task_id), []).append(judgements)
     return EvaluationResult(
         label=label,
         num_tasks=len(by_task),
         num_samples=len(samples),
         rewards={task: [j.reward if j.reward is not None else -1.0 for j in js] for task, js in by_task.items()},
         outcomes=outcome_shares(samples),
-        figures=figures,
+        figures=bootstrap_levels(list(levels.values()), _figures, seed=seed),
     )
 
 
@@ -103,5 +109,7 @@ def show(interval: Interval | None, *, percent: bool = False, suffix: str = "") 
     return f"{form(interval.value)}{unit} [{form(interval.low)}, {form(interval.high)}]"
 
 
-def _figure(name: str) -> Any:
-    return lambda judgements: getattr(score(judgements), name)
+def _figures(levels: Sequence[list[Judgement]]) -> dict[str, float | None]:
+    scores = overall([score(level) for level in levels])
+    mean = mean_reward([judgement for level in levels for judgement in level])
+    return {"mean_reward": mean} | {name: getattr(scores, name) for name in FIGURES}

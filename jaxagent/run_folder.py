@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from jaxagent.config import RunConfig
+from jaxagent.config import PretrainedModelConfig, RunConfig
 from jaxagent.disk import named
 from jaxagent.load_config import ConfigError, dump_config, validate
 
@@ -130,6 +130,13 @@ def read_origin(folder: RunFolder) -> dict[str, str | None]:
     if not folder.origin.exists():
         return {"id": None, "started_from": None}
     return json.loads(folder.origin.read_text())
+
+
+def starting_model(config: RunConfig, folder: RunFolder) -> Path:
+    """The Hugging Face folder that the run starts from; that of a scratch model is made by the learner."""
+    if isinstance(config.model, PretrainedModelConfig):
+        return config.model.path.expanduser().resolve()
+    return folder.initial_model
 
 
 def write_atomically(path: Path, text: str) -> None:

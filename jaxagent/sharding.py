@@ -11,9 +11,9 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxagent.config import MeshConfig
+from jaxagent.devices import AXES, check_count, check_mesh, num_devices
 from jaxagent.types import TrainState
 
-AXES = ("data", "fsdp", "tensor", "expert", "context")
 BATCH_AXES = ("data", "fsdp")
 
 LOGICAL_RULES: Mapping[str, str | None] = {
@@ -31,29 +31,12 @@ LOGICAL_RULES: Mapping[str, str | None] = {
 
 
 def make_mesh(cfg: MeshConfig, *, rows_per_microbatch: int, devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh over the first devices, as many as the config's axes need. Raises ValueError on what can't work."""
-    sizes = [getattr(cfg, axis) for axis in AXES]
-    needed = int(np.prod(sizes))
+    """A mesh over the first devices, as many as the config's axes need. Raises ConfigError on what can't work."""
+    check_mesh(cfg, rows_per_microbatch=rows_per_microbatch)
     devices = jax.devices() if devices is None else devices
-    if cfg.context > 1:
-        raise ValueError(
-            f"learner.mesh.context={cfg.context}: rows can't be split along their length yet; set it to "
-            "1 and use fsdp or tensor, and a smaller learner.rows_per_microbatch for long rows"
-        )
-    if needed > len(devices):
-        given = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True) if size > 1)
-        raise ValueError(
-            f"learner.mesh ({given}) needs {needed} devices and JAX sees {len(devices)}; lower an axis, "
-            "or for a trial on one CPU set XLA_FLAGS=--xla_force_host_platform_device_count="
-            f"{needed}"
-        )
-    split = cfg.data * cfg.fsdp
-    if rows_per_microbatch % split:
-        raise ValueError(
-            f"learner.rows_per_microbatch={rows_per_microbatch} must be a multiple of mesh.data x "
-            f"mesh.fsdp = {split}: these axes share a microbatch's rows; set it to {split} or more"
-        )
-    return Mesh(np.asarray(devices[:needed]).reshape(sizes), AXES)
+    check_count(cfg, found=len(devices), platform=devices[0].platform)
+    sizes = [getattr(cfg, axis) for axis in AXES]
+    return Mesh(np.asarray(devices[: num_devices(cfg)]).reshape(sizes), AXES)
 
 
 def param_shardings(params: Any, mesh: Mesh) -> Any:

@@ -16,6 +16,8 @@ STAGE_COLUMNS: list[tuple[str, str, str, str]] = [
     ("expl. var.", "explained_variance", "last", "{:.2f}"),
     ("clipped len.", "clipped_length_ratio", "last", "{:.2f}"),
     ("logprob gap", "logprob_gap_mean", "last", "{:.4f}"),
+    # engine against trainer at the same weights: numerics alone, so the largest of all updates is what counts
+    ("fresh gap", "fresh_logprob_gap_max", "max", "{:.0e}"),
     ("staleness", "staleness_mean", "mean", "{:.2f}"),
     ("tokens/s", "tokens_per_s", "median", "{:.0f}"),
     ("seconds", "seconds", "sum", "{:.0f}"),
@@ -60,11 +62,15 @@ def _cell(updates: list[dict[str, Any]], metric: str, how: str, form: str) -> st
         return "-"
     if how == "first_last" and len(values) > 1:
         return f"{form.format(values[0])} → {form.format(values[-1])}"
-    return form.format(
-        {"mean": sum(values) / len(values), "sum": sum(values), "median": sorted(values)[len(values) // 2]}.get(
-            how, values[-1]
-        )
-    )
+    figures = {
+        "mean": sum(values) / len(values),
+        "sum": sum(values),
+        "median": sorted(values)[len(values) // 2],
+        "max": max(values),
+        "last": values[-1],
+        "first_last": values[-1],
+    }
+    return form.format(figures[how])
 
 
 def _with_other_outcomes(record: dict[str, Any]) -> dict[str, Any]:

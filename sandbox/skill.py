@@ -103,6 +103,18 @@ def collect_candidate(workdir: Path) -> Candidate:
     return Candidate(files=files, omitted=omitted)
 
 
+def collect_model_new(path: Path) -> Candidate:
+    """A candidate of one file, which stands for its model_new.py; read as collect_candidate reads."""
+    files: dict[str, str] = {}
+    omitted: dict[str, str] = {}
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _collect(folder, path.name, "model_new.py", files, omitted)
+    finally:
+        os.close(folder)
+    return Candidate(files=files, omitted=omitted)
+
+
 def _collect_kernels(root: int, files: dict[str, str], omitted: dict[str, str]) -> None:
     try:
         kernels = os.open("kernels", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)

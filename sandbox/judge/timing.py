@@ -60,6 +60,8 @@ class Series:
             "p75_ms": quartiles[2],
             "min_ms": ordered[0],
             "max_ms": ordered[-1],
+            "mean_ms": statistics.fmean(ordered),
+            "std_ms": statistics.stdev(ordered) if len(ordered) > 1 else 0.0,
             "rounds": len(ordered),
         }
 

@@ -33,6 +33,8 @@ def refused(capsys, *arguments: str) -> str:
         (["--tasks.train", "synthetic:all"], "synthetic:train or synthetic:heldout"),
         (["--tasks.skill", "cobol"], "skill='cobol' is not known; allowed: cpp, cpp_agent"),
         (["--judge.cores_per_device", "4096"], "judge.cores_per_device=4096: this machine has"),
+        (["--learner.mesh.fsdp", "2"], "learner.rows_per_microbatch=1 must be a multiple of mesh.data x mesh.fsdp = 2"),
+        (["--learner.mesh.context", "2"], "learner.mesh.context=2: rows can't be split"),
         (["--engine.max_model_len", "300"], "more than engine.max_model_len=300"),
         (["--learner.row_tokens", "300"], "more than learner.row_tokens=300"),
         (["--start_from", "{run: /no/such/run, after: supervised}"], "no run here"),

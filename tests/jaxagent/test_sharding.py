@@ -9,6 +9,7 @@ from test_learner import log_stage, ppo_stage
 from toys import make_learner, random_trajectories, tiny_actor, weights_of
 
 from jaxagent.config import FineTuneStage, MeshConfig, ValuePretrainStage
+from jaxagent.load_config import ConfigError
 from jaxagent.models.value import Critic
 from jaxagent.sharding import make_mesh, param_shardings
 
@@ -86,13 +87,13 @@ def test_an_unknown_axis_name_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("mesh", "message"),
+    ("mesh", "rows", "message"),
     [
-        ({"context": 2}, "learner.mesh.context=2.*set it to 1"),
-        ({"fsdp": 4, "data": 2}, r"learner.mesh \(data=2, fsdp=4\) needs 8 devices and JAX sees 2"),
-        ({"fsdp": 2}, "learner.rows_per_microbatch=3 must be a multiple of mesh.data x mesh.fsdp = 2"),
+        ({"context": 2}, 2, "learner.mesh.context=2.*set it to 1"),
+        ({"fsdp": 4, "data": 2}, 8, r"learner.mesh \(data=2, fsdp=4\) needs 8 devices and JAX sees 2"),
+        ({"fsdp": 2}, 3, "learner.rows_per_microbatch=3 must be a multiple of mesh.data x mesh.fsdp = 2"),
     ],
 )
-def test_a_mesh_that_cannot_work_is_refused_with_the_next_step(mesh, message):
-    with pytest.raises(ValueError, match=message):
-        make_mesh(MeshConfig(**mesh), rows_per_microbatch=3)
+def test_a_mesh_that_cannot_work_is_refused_with_the_next_step(mesh, rows, message):
+    with pytest.raises(ConfigError, match=message):
+        make_mesh(MeshConfig(**mesh), rows_per_microbatch=rows)

@@ -16,6 +16,7 @@ def records() -> list[dict]:
             "mean_reward": -1.0,
             "outcome_correct": 0.0,
             "outcome_timeout": 0.25,
+            "fresh_logprob_gap_max": 3e-5,
             "seconds": 2.0,
         }
         | common,
@@ -32,6 +33,7 @@ def test_a_stage_becomes_one_row_with_first_and_last_reward_and_all_its_seconds(
     assert cell["mean reward"] == "-1.00 → 3.00"
     assert cell["correct"] == "100%" and cell["other"] == "0%"
     assert cell["seconds"] == "5"
+    assert cell["fresh gap"] == "3e-05", "the second update had no fresh tokens"
     assert set(rows[1][2:]) == {"-"}, "what was not measured is not shown as a number"
 
 
