@@ -17,7 +17,7 @@ from jaxagent.types import Batch, StepOutput, Targets, TrainState
 
 Step = Callable[..., tuple[TrainState, StepOutput]]
 
-HYPERPARAMS = ("b1", "b2", "weight_decay", "max_grad_norm")
+HYPERPARAMS = ("b1", "b2", "eps", "weight_decay", "max_grad_norm")
 """Numbers of OptimizerConfig that the optimizer's state holds."""
 
 
