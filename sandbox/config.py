@@ -37,6 +37,9 @@ class CompileConfig(Config):
     cache_max_mb: int = Field(default=2048, gt=0)
     num_workers: int = Field(default=1, gt=0)
     timeout_s: float = Field(default=120.0, gt=0)
+    cuda_arch: str | None = Field(default=None, pattern=r"^sm_[0-9]{2,3}[af]?$")
+    """What nvcc compiles for, e.g. `sm_90a`: the architecture of the profiler devices. None asks this machine's GPU;
+    a compile worker without one needs it stated."""
 
 
 class JudgeConfig(Config):
