@@ -58,8 +58,8 @@ class CompileService:
     def compile(self, skill: str, candidate: Candidate) -> CompileResult:
         """The artifact of `candidate`, or None and a message with the first errors.
 
-        Raises SandboxUnavailableError where the compiler, torch's headers, the disk or the cache folder let us down; that says
-        nothing about the candidate.
+        Raises SandboxUnavailableError where the compiler, torch's headers, the disk or the cache folder let us down;
+        that says nothing about the candidate.
         """
         started = time.monotonic()
         loaded = load_skill(skill)
