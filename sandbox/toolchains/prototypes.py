@@ -89,7 +89,8 @@ class Prototype:
 def parse_prototypes(path: str, source: str) -> list[Prototype]:
     """Every function that `source` defines with C linkage, in order.
 
-    `static` ones and CUDA kernels are not part of the ABI. Signatures have to be spelled out: macros, typedefs and references are not understood. Raises PrototypeError.
+    `static` ones and CUDA kernels are not part of the ABI. Signatures have to be spelled out: macros, typedefs and
+    references are not understood. Raises PrototypeError.
     """
     text = strip_comments(source, keep_strings=True)
     text = strip_comments(re.sub(r'\bextern\s*"C"', " extern @C ", text))
