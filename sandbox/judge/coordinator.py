@@ -25,6 +25,7 @@ from sandbox import guard
 from sandbox.compile import CompileService
 from sandbox.config import CompileConfig, JudgeConfig
 from sandbox.judge.device import DeviceJudge
+from sandbox.judge.spec import device_spec
 from sandbox.pool import Device, ProfilerPool
 from sandbox.quiet import QuietLease
 from sandbox.reward import REJECTED
@@ -192,22 +193,10 @@ class LocalJudge(JudgeCoordinator):
 
 
 def make_device_judge(config: JudgeConfig, index: int, registry_dir: Path) -> DeviceJudge:
-    """DeviceJudge `index` of this machine, on its share of the cores, ready to judge. Raises DeviceError."""
-    judge = DeviceJudge(config, device_cores(config, index), QuietLease(registry_dir) if config.quiet else None)
+    """DeviceJudge `index` of this machine, ready to judge. Raises DeviceError."""
+    judge = DeviceJudge(config, device_spec(config, index), QuietLease(registry_dir) if config.quiet else None)
     judge.wait_ready()
     return judge
-
-
-def device_cores(config: JudgeConfig, index: int) -> list[int]:
-    """The cores of device `index`. Raises ValueError where the machine has too few."""
-    available = sorted(os.sched_getaffinity(0))
-    needed = (index + 1) * config.cores_per_device
-    if needed > len(available):
-        raise ValueError(
-            f"judge.num_devices={config.num_devices} of judge.cores_per_device={config.cores_per_device} "
-            f"need {needed} cores, this machine has {len(available)}; lower one of the two"
-        )
-    return available[needed - config.cores_per_device : needed]
 
 
 def _rejected(outcome: Outcome, message: str) -> Judgement:

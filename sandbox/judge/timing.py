@@ -6,6 +6,9 @@
 A time is the wall time of a batch on the supervisor's clock, less that of an empty batch, over its calls. Medians over
 rounds are reported with their quartiles. Warm-up goes by time, since a fresh process reads several times too slow at
 first and whoever is timed first would lose.
+
+On a GPU a batch also wipes the cache and waits for the device around every call (sandbox.judge.gpu), so what is taken
+off is a batch of as many calls of nothing, timed in every round; the device's own events have to agree with the rest.
 """
 
 from __future__ import annotations
@@ -21,16 +24,18 @@ from typing import Any
 import numpy as np
 
 from sandbox.judge.arena import read_memory, span_bytes
-from sandbox.judge.candidate_side import run_batch
+from sandbox.judge.candidate_side import device_times, run_batch
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.values import FLOATS, ITEMSIZE
-from sandbox.judge.worker import Worker
+from sandbox.judge.worker import Worker, WorkerError
+from sandbox.types import DeviceError
 
 TARGET_BATCH_S = 0.004
 _DRAW_BUDGET_S = 0.12
 _MAX_TIMING_S = 8.0
 _MIX_BLOCKS = 8
 _NUM_EMPTY = 7
+_LEAST_CALL_S = 1e-6
 _LEAST_OWN_SHARE = 0.25
 """Of a batch's wall time at most the rest is taken for the round trip: a time is never near zero by subtraction."""
 
@@ -73,9 +78,15 @@ class Contender:
 
     worker: Worker
     ready: Callable[[list[int]], None]
-    go: Callable[[], float]
+    go: Callable[[], tuple[float, list[float]]]
+    """Wall seconds of the batch, and milliseconds of each call by the device's events where it has some."""
     after: Callable[[], None]
+    ready_blank: Callable[[int], None] | None = None
+    """Makes a batch of so many calls of nothing; None where the round trip of an empty one is all there is."""
     series: Series = field(default_factory=Series)
+    device: Series = field(default_factory=Series)
+    """The same by the device's events."""
+    blank_s: list[float] = field(default_factory=list)
     overhead_s: float = 0.0
     num_calls: int = 1
 
@@ -88,13 +99,23 @@ def oracle_contender(oracle: OracleSide, model: str) -> Contender:
         oracle.ask({"op": "prepare", "model": model, "slots": slots, "observe": False})
         worker.stop()
 
-    def go() -> float:
-        return run_batch(worker, 120.0)
+    def ready_blank(num_calls: int) -> None:
+        oracle.ask({"op": "prepare", "blank": num_calls, "slots": [], "observe": False})
+        worker.stop()
+
+    def go() -> tuple[float, list[float]]:
+        try:
+            seconds, reply = run_batch(worker, 120.0)
+        except WorkerError as error:
+            raise DeviceError(
+                f"task {oracle.task.task_id}: the reference failed while it was timed: {error}"
+            ) from error
+        return seconds, device_times(reply)
 
     def after() -> None:
         oracle.ask({"op": "release"})
 
-    return Contender(worker, ready, go, after)
+    return Contender(worker, ready, go, after, ready_blank if oracle.device == "cuda" else None)
 
 
 class Slots:
@@ -153,7 +174,7 @@ def measure_overhead(contender: Contender) -> None:
     times = []
     for _ in range(_NUM_EMPTY):
         contender.ready([])
-        times.append(contender.go())
+        times.append(contender.go()[0])
         contender.after()
     contender.overhead_s = min(times)
 
@@ -164,11 +185,13 @@ def warm_up(contenders: list[Contender], slots: list[int], *, warmup_ms: float) 
         spent, runs, contender.num_calls = 0.0, 0, 1
         while spent < warmup_ms / 1000 or runs < 2:
             contender.ready(slots[: contender.num_calls])
-            last = contender.go()
+            last, _ = contender.go()
             contender.after()
             spent, runs = spent + last, runs + 1
             each = max(last - contender.overhead_s, _LEAST_OWN_SHARE * last) / contender.num_calls
             contender.num_calls = max(1, min(len(slots), math.ceil(TARGET_BATCH_S / each)))
+        for _ in range(_NUM_EMPTY):
+            time_blank(contender)
 
 
 def plan_rounds(rounds: int, round_s: float) -> int:
@@ -186,7 +209,21 @@ def shuffled(contenders: list[Contender]) -> list[Contender]:
 
 def time_batch(contender: Contender, slots: list[int]) -> float:
     """One timed batch; the process stays as `go` leaves it. Milliseconds a call."""
+    time_blank(contender)
     contender.ready(slots)
-    seconds = contender.go()
-    own_s = max(seconds - contender.overhead_s, _LEAST_OWN_SHARE * seconds)
+    seconds, device_ms = contender.go()
+    if device_ms:
+        contender.device.values_ms.append(statistics.fmean(device_ms))
+    if contender.ready_blank is None:
+        own_s = max(seconds - contender.overhead_s, _LEAST_OWN_SHARE * seconds)
+    else:
+        own_s = max(seconds - statistics.median(contender.blank_s), _LEAST_CALL_S * len(slots))
     return own_s / len(slots) * 1e3
+
+
+def time_blank(contender: Contender) -> None:
+    """Times a batch of calls of nothing, where a batch has costs of its own a call."""
+    if contender.ready_blank is not None:
+        contender.ready_blank(contender.num_calls)
+        contender.blank_s.append(contender.go()[0])
+        contender.after()

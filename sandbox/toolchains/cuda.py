@@ -19,6 +19,7 @@ import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sandbox.elf import dynamic_symbols
 from sandbox.toolchains.cpp import (
     TEXT_FLAGS,
     Built,
@@ -224,6 +225,20 @@ def present_arch() -> str:
 def arch_of(major: int, minor: int) -> str:
     """`sm_90a` of (9, 0): from Hopper on with the instructions that only this very chip has (wgmma, setmaxnreg)."""
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def runs_on(arch: str, major: int, minor: int) -> bool:
+    """Does code compiled for `arch` run on a GPU of this compute capability? sm_80 does on 8.6, sm_90a on 9.0 alone."""
+    match = re.fullmatch(r"sm_(\d+)(\d)([af]?)", arch)
+    if match is None or int(match[1]) != major:
+        return False
+    return int(match[2]) == minor if match[3] else int(match[2]) <= minor
+
+
+def cudart_major(shared_object: bytes) -> str | None:
+    """Major release of the CUDA runtime library that an object asks for, None where it asks for none."""
+    found = [re.match(r"libcudart\.so\.(\d+)", name) for name in dynamic_symbols(shared_object).needed]
+    return next((match[1] for match in found if match is not None), None)
 
 
 def _said(command: list[str]) -> str:
