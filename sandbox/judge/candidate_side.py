@@ -81,7 +81,8 @@ class CandidateSide:
             )
             if "SIGSEGV" in error.reason or "SIGBUS" in error.reason:
                 text += "; a kernel reads or writes outside its tensors (check sizes, strides and index arithmetic)"
-            return RejectedError(Outcome.RUNTIME_ERROR, text + (f"\n{error.stderr.strip()}" if error.stderr else ""))
+            text += f"\n{error.stderr.strip()}" if error.stderr else ""
+            return RejectedError(Outcome.RUNTIME_ERROR, text, device_trouble=self.device == "cuda")
         assert isinstance(error, WorkerReplyError)
         if error.kind == "contract":
             return RejectedError(Outcome.RUNTIME_ERROR, f"{phase}: {error.message}")
