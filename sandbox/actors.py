@@ -32,6 +32,7 @@ from sandbox.types import (
     Judge,
     Judgement,
     SandboxUnavailableError,
+    Sanitized,
     Task,
 )
 
@@ -65,6 +66,9 @@ class _ProfilerProcess:
 
     def baseline(self, task: Task) -> tuple[float, float]:
         return self._judge.baseline(task)
+
+    def sanitize(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str) -> Sanitized:
+        return self._judge.sanitize(task, candidate, artifact, skill=skill)
 
     @ray.method(concurrency_group="beside")
     def warm_compile(self, task: Task) -> float:
@@ -109,6 +113,9 @@ class ActorDevice:
 
     async def warm_compile(self, task: Task) -> float:
         return await self._call("warm_compile", task)
+
+    async def sanitize(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str) -> Sanitized:
+        return await self._call("sanitize", task, candidate, artifact, skill=skill)
 
     async def process_id(self) -> int:
         return await self._call("process_id")
@@ -183,6 +190,9 @@ class _JudgeProcess:
     async def judge(self, task: Task, candidate: Candidate, skill: str, timed: bool) -> Judgement:
         return await self._coordinator.judge(task, candidate, skill=skill, timed=timed)
 
+    async def sanitize(self, task: Task, candidate: Candidate, skill: str) -> Sanitized:
+        return await self._coordinator.sanitize(task, candidate, skill=skill)
+
     async def prepare(self, task: Task) -> tuple[float, float]:
         try:
             return (await self._coordinator.prepare([task]))[task.task_id]
@@ -212,6 +222,10 @@ class RemoteJudge(Judge):
     async def judge(self, task: Task, candidate: Candidate, *, skill: str, timed: bool = True) -> Judgement:
         """Raises what JudgeCoordinator.judge raises; DeviceError also where the JudgeActor is lost again and again."""
         return await self._repeated(self._handle.judge, task, candidate, skill, timed)
+
+    async def sanitize(self, task: Task, candidate: Candidate, *, skill: str) -> Sanitized:
+        """Raises like `judge`."""
+        return await self._repeated(self._handle.sanitize, task, candidate, skill)
 
     async def prepare(self, tasks: list[Task], progress: Progress | None = None) -> dict[str, tuple[float, float]]:
         """Measures baselines ahead, as many at once as there are devices; {task_id: (eager_ms, compile_ms)}."""

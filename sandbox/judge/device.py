@@ -26,7 +26,7 @@ from typing import Any
 
 from sandbox.baselines import Baseline, BaselineStore
 from sandbox.config import JudgeConfig
-from sandbox.judge import timing
+from sandbox.judge import sanitize, timing
 from sandbox.judge.arena import MemoryAccessError
 from sandbox.judge.candidate_side import CandidateSide, RejectedError
 from sandbox.judge.hygiene import Bounds
@@ -40,7 +40,7 @@ from sandbox.quiet import QuietLease
 from sandbox.reward import REJECTED, eq1
 from sandbox.skill import load_skill
 from sandbox.toolchains.cuda import arch_of, cudart_major, runs_on
-from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Outcome, Task
+from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Outcome, Sanitized, Task
 
 _DRIFT_LIMIT = 2.0
 _START_TIMEOUT_S = 120.0
@@ -178,6 +178,14 @@ class DeviceJudge:
                 oracle.build(perturb=False)
                 oracle.ask({"op": "compile", "seed": new_seed()})
         return time.monotonic() - began
+
+    def sanitize(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str) -> Sanitized:
+        """Runs a candidate once under compute-sanitizer, as the candidate's user. Raises like `judge`."""
+        self._check_fits(skill, artifact)
+        if self._spec.kind != "cuda":
+            return Sanitized(clean=False, text="compute-sanitizer looks at CUDA kernels; this judge has no GPU")
+        with self._scratch(candidate, artifact) as scratch:
+            return sanitize.run(task, artifact, scratch, load_skill(skill).extension_module, self._spec, self._uid)
 
     def wait_ready(self) -> None:
         """Raises DeviceError where the device cannot be used."""

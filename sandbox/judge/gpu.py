@@ -70,6 +70,10 @@ class CudaPlacement:
             "cuda": torch.version.cuda,
         }
 
+    def share(self, memory: Any) -> None:
+        """Pins the arena, which makes copies several times as fast; where the system forbids it they are slow."""
+        self._runtime.pin(ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory))
+
     def creation(self) -> contextlib.AbstractContextManager[Any]:
         return torch.device("cuda")
 
@@ -190,6 +194,10 @@ class CudaRuntime:
     def forget_persisting_lines(self) -> None:
         if self._resets_persisting and self._library.cudaCtxResetPersistingL2Cache():
             self._resets_persisting = False  # a GPU without the feature; nothing can persist there
+            self.clear_error()
+
+    def pin(self, address: int, num_bytes: int) -> None:
+        if self._library.cudaHostRegister(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), 0):
             self.clear_error()
 
     def limit(self, which: int) -> int:

@@ -28,6 +28,10 @@ class Placement(Protocol):
         """Readies the device; facts about it for the supervisor."""
         ...
 
+    def share(self, memory: Any) -> None:
+        """Readies the arena's memory for copies, as far as that is possible."""
+        ...
+
     def creation(self) -> contextlib.AbstractContextManager[Any]:
         """Tensors made inside without a device are made where models run."""
         ...
@@ -92,6 +96,9 @@ class HostPlacement:
 
     def start(self) -> dict[str, Any]:
         return {}
+
+    def share(self, memory: Any) -> None:
+        pass
 
     def creation(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()

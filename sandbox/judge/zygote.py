@@ -143,6 +143,7 @@ def _gpu_environment(gpu: str, cache_dir: Path) -> dict[str, str]:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_CACHE_DISABLE": "1",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "TRITON_HOME": str(cache_dir.parent),
         "TRITON_CACHE_DIR": str(cache_dir.parent / "triton"),
     }
 
@@ -239,20 +240,20 @@ def _warm_up(kind: Kind, device: str) -> None:
 
 
 def _warm_up_compiler(layer: Any, device: str) -> None:
-    """TorchInductor's imports; on the CPU also a first compile. On a GPU one would start the driver before the fork."""
+    """TorchInductor's imports and a first compile. With a GPU in sight the imports alone start the CUDA driver, which
+    does not survive a fork: there every worker has them to itself."""
     import torch
     import tqdm
 
     tqdm.tqdm.monitor_interval = 0  # its monitor thread would not survive the fork
+    if device == "cuda":
+        return
     import torch._inductor.compile_fx
 
-    if device == "cuda":
-        import triton  # noqa: F401  # type: ignore[import-not-found]
-    else:
-        _check_vector_instructions(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
-        with torch.no_grad():
-            torch.compile(layer)(torch.randn(2, 4))
-        torch._dynamo.reset()
+    _check_vector_instructions(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    with torch.no_grad():
+        torch.compile(layer)(torch.randn(2, 4))
+    torch._dynamo.reset()
 
 
 def _check_vector_instructions(cache_dir: Path) -> None:

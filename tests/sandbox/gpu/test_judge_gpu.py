@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import gpu_cases as cases
 import pytest
@@ -22,7 +23,7 @@ CHAIN = cases.CHAIN
 def test_a_right_kernel_is_correct(judge, case):
     judgement = judge(case.task, case.good)
     assert judgement.outcome is Outcome.CORRECT, judgement.message
-    assert judgement.details["checks"]["num_checks"] >= 8
+    assert judgement.details["checks"]["num_checks"] >= 7
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
@@ -165,7 +166,7 @@ CHEATS = {
     "a launcher says that its launch failed": (
         CHAIN.candidate(kernel=CHAIN.kernel.replace("256, 0, stream", "2048, 0, stream")),
         Outcome.RUNTIME_ERROR,
-        "chain returned cudaError_t 9",
+        "chain returned cudaError_t",
     ),
     "writes out of bounds": (
         CHAIN.candidate(kernel=CHAIN.kernel.replace("if (i < n) y[i] =", "if (i < n) y[i + (1ll << 40)] =")),
@@ -173,7 +174,7 @@ CHEATS = {
         "illegal memory access",
     ),
     "asks for more memory than there is": (
-        CHAIN.candidate(forward="return torch.empty(1 << 42)"),
+        CHAIN.candidate(forward="return torch.empty(1 << 42, device=x.device)"),
         Outcome.RUNTIME_ERROR,
         "out of memory",
     ),
@@ -283,6 +284,15 @@ def test_a_skill_of_the_cpu_is_told_where_it_belongs(device):
 
     with pytest.raises(ValueError, match="set judge.device to cpu"):
         device.judge(CHAIN.task, CHAIN.good, Artifact(sha256="", arch="", shared_object=b""), skill="cpp")
+
+
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer on PATH")
+def test_compute_sanitizer_names_the_line_that_strays(device, compiler):
+    astray = CHAIN.candidate(kernel=CHAIN.kernel.replace("if (i < n) y[i] =", "if (i < n) y[i + 1] ="))
+    found = device.sanitize(CHAIN.task, astray, compiler.compile("cuda", astray).artifact, skill="cuda")
+    assert not found.clean and "Invalid __global__ write" in found.text and "k.cu:" in found.text, found.text
+    fine = device.sanitize(CHAIN.task, CHAIN.good, compiler.compile("cuda", CHAIN.good).artifact, skill="cuda")
+    assert fine.clean, fine.text
 
 
 SCALED_TANH = Task(
