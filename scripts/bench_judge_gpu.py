@@ -47,9 +47,9 @@ def variation(values: list[float]) -> float:
     return statistics.stdev(values) / statistics.fmean(values)
 
 
-def event_ratio(judgement: Judgement) -> float:
-    """Candidate over eager by the device's events."""
-    times = judgement.details["device_ms"]
+def outside_ratio(judgement: Judgement) -> float:
+    """Candidate over eager by the supervisor's clock."""
+    times = judgement.details["outside_ms"]
     return times["candidate"]["median_ms"] / times["eager"]["median_ms"]
 
 
@@ -71,13 +71,14 @@ def measure(judge: DeviceJudge, case: gpu_cases.Case, artifact: Artifact, repeat
         "candidate_ms": statistics.median(judgement.candidate_ms for judgement in accepted),
         "eager_ms": statistics.median(judgement.eager_ms for judgement in accepted),
         "compile_ms": statistics.median(judgement.compile_ms for judgement in accepted),
-        "candidate_device_ms": statistics.median(
-            judgement.details["device_ms"]["candidate"]["median_ms"] for judgement in accepted
+        "candidate_outside_ms": statistics.median(
+            judgement.details["outside_ms"]["candidate"]["median_ms"] for judgement in accepted
         ),
         "floor_ms": accepted[0].details["floor"].get("floor_ms"),
         "copy_gb_s": accepted[0].details["floor"].get("copy_gb_s"),
         "variation": variation(ratios),
-        "variation_of_events": variation([event_ratio(judgement) for judgement in accepted]),
+        "variation_outside": variation([outside_ratio(judgement) for judgement in accepted]),
+        "ratios": [round(ratio, 4) for ratio in ratios],
         "judgement_s": statistics.median(seconds),
         "phases": accepted[-1].details["phases"],
     }

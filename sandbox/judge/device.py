@@ -107,7 +107,7 @@ class DeviceJudge:
                     candidate_series, eager_series = run.time()
                 run.verify_timed()
                 if self._spec.kind == "cuda":
-                    details["device_ms"] = run.device_ms
+                    details["outside_ms"] = run.outside_ms
                     if self._config.protocol == "hardened":
                         details["floor"] = run.check_floor(candidate_series)
                 with run.phase("baseline_s"):

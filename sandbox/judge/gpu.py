@@ -1,12 +1,13 @@
-"""A worker's tensors on a GPU: copies in and out, garbage in free memory, a cold cache, and the call that is timed.
+"""A worker's tensors on a GPU: copies in and out, garbage in free memory, a cold cache, and the calls that are timed.
 
-One call of a batch, and the empty one that is measured to be subtracted from it:
+A batch, and the empty one that the supervisor takes off its time:
 
-    wipe the L2 cache ─► device idle ─► event ─► model(inputs) ─► event ─► device idle
-    wipe the L2 cache ─► device idle ─► event ─►                ─► event ─► device idle
+    [wipe the L2 cache ─► event ─► model(inputs) ─► event] x calls ─► device idle
+    [wipe the L2 cache ─► event ─►               ─► event] x calls ─► device idle
 
-Waiting is for the whole device, so work on other streams ends inside the clock of the supervisor, who sees the batch
-from outside; the events say what torch's current stream took, and the supervisor compares the two.
+While the cache is wiped the host gets ahead, so events tell what the device took and not how fast Python launches.
+Waiting is for the whole device: work on other streams, which events do not see, ends inside the clock of the
+supervisor, who times the batch from outside and compares.
 """
 
 from __future__ import annotations
@@ -122,14 +123,14 @@ class CudaPlacement:
 
     def run(self, model: Callable[..., Any], calls: list[list[Any]], outputs: list[Any]) -> dict[str, Any]:
         wiped, size, runtime = self._wiped.data_ptr(), self._wiped.nbytes, self._runtime
+        runtime.forget_persisting_lines()
+        runtime.fill(wiped, 0, size)
         for (start, end), arguments in zip(self._events, calls, strict=False):
-            runtime.forget_persisting_lines()
             runtime.fill(wiped, 0, size)
-            _synchronize()  # type: ignore[misc]
             start.record()
             outputs.append(model(*arguments))
             end.record()
-            _synchronize()  # type: ignore[misc]
+        _synchronize()  # type: ignore[misc]
         runtime.raise_error()
         return {"device_ms": [start.elapsed_time(end) for start, end in self._events[: len(calls)]]}
 

@@ -25,7 +25,7 @@ _BASELINE_WARMUP_MS = 150.0
 _BASELINE_ATTEMPTS = 3
 _GPU_WARMUP_MS = 300.0
 _CLOCKS_AGREE, _CLOCK_SLACK_MS = 0.8, 0.03
-"""Events and wall clock may differ by so much, and by the launch and the wake-up after it."""
+"""Events and the supervisor's clock may differ by so much, and by what a round trip varies."""
 _FLOOR_MARGIN, _LEAST_FLOOR_BYTES = 1.2, 4 << 20
 """Below so many bytes a copy's time is that of its launch."""
 _CALM = 1.25
@@ -45,8 +45,8 @@ class Run:
         self._checker = Checker(oracle, candidate, num_checks=config.num_checks)
         self._snapshots: list[tuple[int, list[np.ndarray]]] = []
         self._mutates = False
-        self.device_ms: dict[str, dict[str, float]] = {}
-        """Times by the device's events, for Judgement.details."""
+        self.outside_ms: dict[str, dict[str, float]] = {}
+        """On a GPU, times by the supervisor's clock, for Judgement.details."""
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -130,25 +130,23 @@ class Run:
         return max(self._config.warmup_ms, _GPU_WARMUP_MS if self._oracle.device == "cuda" else 0.0)
 
     def _compare_clocks(self, candidate: timing.Contender, eager: timing.Contender) -> None:
-        """The device's events against the supervisor's clock.
+        """The device's events against the supervisor's clock, which sees all that the device does.
 
-        Raises DeviceError where the clocks cannot both be right, RejectedError where a candidate's calls take much
-        longer than torch's current stream knows of.
+        Raises DeviceError where they cannot both be right, RejectedError where a candidate's calls take longer than
+        torch's current stream knows of.
         """
+        self.outside_ms = {"candidate": candidate.outside.to_json(), "eager": eager.outside.to_json()}
         for contender in (eager, candidate):
-            if not contender.device.values_ms or min(contender.device.values_ms) <= 0:
-                raise DeviceError("the device's events say nothing or zero; they are not to be relied on")
-            wall, device = contender.series.median_ms, contender.device.median_ms
-            if wall < _CLOCKS_AGREE * device - _CLOCK_SLACK_MS:
-                raise DeviceError(f"the supervisor's clock says {wall:.4g} ms a call, the device's {device:.4g} ms")
-        self.device_ms = {"candidate": candidate.device.to_json(), "eager": eager.device.to_json()}
+            outside, device = contender.outside.median_ms, contender.series.median_ms
+            if outside < _CLOCKS_AGREE * device - _CLOCK_SLACK_MS:
+                raise DeviceError(f"the supervisor's clock says {outside:.4g} ms a call, the device's {device:.4g} ms")
         # the fastest round: a busy host makes some slow, work that events do not see makes all slow
-        wall, device = min(candidate.series.values_ms), candidate.device.median_ms
-        if wall > device / _CLOCKS_AGREE + _CLOCK_SLACK_MS:
+        outside, device = min(candidate.outside.values_ms), candidate.series.median_ms
+        if outside > device / _CLOCKS_AGREE + _CLOCK_SLACK_MS:
             raise RejectedError(
                 Outcome.REFUSED,
-                f"a call takes {wall:.4g} ms until the device is idle, and {device:.4g} ms on torch's current stream; "
-                "enqueue all work on that stream",
+                f"a call takes {outside:.4g} ms until the device is idle, and {device:.4g} ms on torch's current "
+                "stream; enqueue all work on that stream",
                 device_trouble=True,
             )
 

@@ -7,8 +7,9 @@ A time is the wall time of a batch on the supervisor's clock, less that of an em
 rounds are reported with their quartiles. Warm-up goes by time, since a fresh process reads several times too slow at
 first and whoever is timed first would lose.
 
-On a GPU a batch also wipes the cache and waits for the device around every call (sandbox.judge.gpu), so what is taken
-off is a batch of as many calls of nothing, timed in every round; the device's own events have to agree with the rest.
+On a GPU a batch also wipes the cache before every call (sandbox.judge.gpu). The time is then that of the device's
+events, the only clock that is fine enough for kernels of microseconds; the supervisor's clock, less a batch of as many
+calls of nothing, has to agree with it (Run._compare_clocks).
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ _MIX_BLOCKS = 8
 _NUM_EMPTY = 7
 _GPU_WARMUP_BATCHES = 4
 """Then batches of nothing raise the clock frequency: inputs take longer to copy than to use."""
-_LEAST_CALL_S = 1e-6
 _LEAST_OWN_SHARE = 0.25
 """Of a batch's wall time at most the rest is taken for the round trip: a time is never near zero by subtraction."""
 
@@ -86,8 +86,8 @@ class Contender:
     ready_blank: Callable[[int], None] | None = None
     """Makes a batch of so many calls of nothing; None where the round trip of an empty one is all there is."""
     series: Series = field(default_factory=Series)
-    device: Series = field(default_factory=Series)
-    """The same by the device's events."""
+    outside: Series = field(default_factory=Series)
+    """On a GPU, the same by the supervisor's clock."""
     blank_s: list[float] = field(default_factory=list)
     overhead_s: float = 0.0
     num_calls: int = 1
@@ -214,17 +214,19 @@ def shuffled(contenders: list[Contender]) -> list[Contender]:
 
 
 def time_batch(contender: Contender, slots: list[int]) -> float:
-    """One timed batch; the process stays as `go` leaves it. Milliseconds a call."""
+    """One timed batch; the process stays as `go` leaves it. Milliseconds a call. Raises DeviceError."""
     time_blank(contender)
     contender.ready(slots)
     seconds, device_ms = contender.go()
-    if device_ms:
-        contender.device.values_ms.append(statistics.fmean(device_ms))
     if contender.ready_blank is None:
         own_s = max(seconds - contender.overhead_s, _LEAST_OWN_SHARE * seconds)
-    else:
-        own_s = max(seconds - statistics.median(contender.blank_s), _LEAST_CALL_S * len(slots))
-    return own_s / len(slots) * 1e3
+        return own_s / len(slots) * 1e3
+    if len(device_ms) != len(slots) or not all(0 < each < math.inf for each in device_ms):
+        raise DeviceError(
+            f"the device's events say {device_ms[:3]} … ms to {len(slots)} calls; they cannot be relied on"
+        )
+    contender.outside.values_ms.append((seconds - statistics.median(contender.blank_s)) / len(slots) * 1e3)
+    return statistics.median(device_ms)
 
 
 def time_blank(contender: Contender) -> float:
