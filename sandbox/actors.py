@@ -59,7 +59,10 @@ class _ProfilerProcess:
 
     def start(self, config: JudgeConfig, index: int, registry_dir: Path) -> None:
         # not in __init__, whose exceptions Ray turns into a dead actor without their type
-        self._judge = make_device_judge(config, index, registry_dir)
+        if config.device == "cpu":
+            self._judge = make_device_judge(config, index, registry_dir)
+        else:  # Ray shows this actor the one GPU it has picked; the cores go by that GPU's number on its machine
+            self._judge = make_device_judge(config, int(ray.get_gpu_ids()[0]), registry_dir, gpu=0)
 
     def judge(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str, timed: bool) -> Judgement:
         return self._judge.judge(task, candidate, artifact, skill=skill, timed=timed)
@@ -95,7 +98,8 @@ class ActorDevice:
     @classmethod
     async def start(cls, config: JudgeConfig, index: int, registry_dir: Path) -> ActorDevice:
         resources = {PROFILER_RESOURCE: 1} if PROFILER_RESOURCE in ray.cluster_resources() else None
-        device = cls(ProfilerActor.options(resources=resources).remote(), index)
+        num_gpus = 1 if config.device == "cuda" else 0
+        device = cls(ProfilerActor.options(resources=resources, num_gpus=num_gpus).remote(), index)
         try:
             await device._call("start", config, index, registry_dir)
         except BaseException:

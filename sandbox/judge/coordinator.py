@@ -217,10 +217,15 @@ class LocalJudge(JudgeCoordinator):
         )
 
 
-def make_device_judge(config: JudgeConfig, index: int, registry_dir: Path) -> DeviceJudge:
-    """DeviceJudge `index` of this machine, ready to judge. Raises DeviceError."""
-    judge = DeviceJudge(config, device_spec(config, index), QuietLease(registry_dir) if config.quiet else None)
-    judge.wait_ready()
+def make_device_judge(config: JudgeConfig, index: int, registry_dir: Path, *, gpu: int | None = None) -> DeviceJudge:
+    """DeviceJudge `index` of this machine, ready to judge; `gpu` as of device_spec. Raises DeviceError."""
+    spec = device_spec(config, index, gpu=gpu)
+    judge = DeviceJudge(config, spec, QuietLease(registry_dir) if config.quiet else None)
+    try:
+        judge.wait_ready()
+    except BaseException:
+        judge.close()
+        raise
     return judge
 
 

@@ -31,9 +31,7 @@ def run(task: Task, artifact: Artifact, scratch: Path, module: str, spec: Device
     """`scratch` holds model_new.py and extension.so; model.py and the interface are added to it."""
     tool = shutil.which("compute-sanitizer")
     if tool is None:
-        return Sanitized(
-            clean=False, text="compute-sanitizer is not installed where the judge runs; nothing was looked at"
-        )
+        return Sanitized(clean=False, text="there is no compute-sanitizer where the judge runs; nothing was looked at")
     (scratch / "model.py").write_text(task.code)
     (scratch / "interface.json").write_text(artifact.interface)
     own = scratch / "tmp"

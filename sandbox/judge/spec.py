@@ -19,12 +19,15 @@ class DeviceSpec:
     """The entry of CUDA_VISIBLE_DEVICES that names the GPU: a number, a GPU-… or a MIG-… identifier."""
 
 
-def device_spec(config: JudgeConfig, index: int) -> DeviceSpec:
-    """Device `index` of this machine. Raises ValueError where the machine has too few cores or GPUs."""
+def device_spec(config: JudgeConfig, index: int, *, gpu: int | None = None) -> DeviceSpec:
+    """Device `index` of this machine. Raises ValueError where the machine has too few cores or GPUs.
+
+    `gpu`: its place in CUDA_VISIBLE_DEVICES, where that is not `index` because each process is shown one GPU alone.
+    """
     cores = device_cores(config, index)
     if config.device == "cpu":
         return DeviceSpec(cores=cores)
-    return DeviceSpec(kind="cuda", cores=cores, visible=_visible_gpu(config, index))
+    return DeviceSpec(kind="cuda", cores=cores, visible=_visible_gpu(config, index if gpu is None else gpu))
 
 
 def device_cores(config: JudgeConfig, index: int) -> list[int]:
