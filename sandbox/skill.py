@@ -64,10 +64,13 @@ def load_skill(name: str) -> Skill:
             f"skill={name!r}: {SKILLS_ROOT} has no {name}/SKILL.md or no common/workdir; restore the "
             "folder `skills` that ships next to the package `sandbox`"
         )
+    toolchain = "cuda" if name.startswith("cuda") else "cpp"
     template = _texts(SKILLS_ROOT / "common" / "workdir") | _texts(root / "workdir")
+    if toolchain == "cuda":
+        template |= _texts(SKILLS_ROOT / "common" / "cuda")
     return Skill(
         name=name,
-        toolchain="cuda" if name.startswith("cuda") else "cpp",
+        toolchain=toolchain,
         extension_module=EXTENSION_MODULES[name],
         root=root,
         guide=(root / "SKILL.md").read_text(encoding="utf-8"),

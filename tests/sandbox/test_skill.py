@@ -39,6 +39,7 @@ def test_the_guide_states_the_flags_that_are_used(name):
 def test_the_guide_states_nvccs_flags(name):
     guide = load_skill(name).guide
     assert all(flag in guide for flag in DEVICE_FLAGS) and "utils/sanitize.py" in guide
+    assert "utils/sanitize.py" in load_skill(name).template and "utils/sanitize.py" not in load_skill("cpp").template
 
 
 @pytest.mark.parametrize("name", EXTENSION_MODULES)
