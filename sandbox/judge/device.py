@@ -29,6 +29,7 @@ from sandbox.config import JudgeConfig
 from sandbox.judge import sanitize, timing
 from sandbox.judge.arena import MemoryAccessError
 from sandbox.judge.candidate_side import CandidateSide, RejectedError
+from sandbox.judge.fits import check_fits
 from sandbox.judge.hygiene import Bounds
 from sandbox.judge.oracle_side import OracleSide, new_seed
 from sandbox.judge.ownwork import refuse_observed
@@ -39,7 +40,6 @@ from sandbox.judge.zygote import Kind, Zygote
 from sandbox.quiet import QuietLease
 from sandbox.reward import REJECTED, eq1
 from sandbox.skill import load_skill
-from sandbox.toolchains.cuda import arch_of, cudart_major, runs_on
 from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Outcome, Sanitized, Task
 
 _DRIFT_LIMIT = 2.0
@@ -73,7 +73,7 @@ class DeviceJudge:
             TaskError: the reference itself does not run.
             ValueError: the skill's candidates do not run on this kind of device.
         """
-        self._check_fits(skill, artifact)
+        check_fits(skill, artifact, self._spec, self._gpu)
         try:
             return self._judge(task, candidate, artifact, skill, timed)
         except _SuspectError as first:
@@ -124,28 +124,6 @@ class DeviceJudge:
                 ) from error
         return self._timed_judgement(baseline, candidate_series, eager_series, details, phases, began)
 
-    def _check_fits(self, skill: str, artifact: Artifact) -> None:
-        """Raises ValueError for a skill of another kind of device, DeviceError for code of another GPU."""
-        wanted = load_skill(skill).device
-        if wanted != self._spec.kind:
-            raise ValueError(
-                f"judge.device={self._spec.kind} cannot run candidates of skill {skill}; set judge.device to {wanted}"
-            )
-        if not self._gpu or not artifact.shared_object:
-            return
-        major, minor = self._gpu["capability"]
-        if not runs_on(artifact.arch, major, minor):
-            raise DeviceError(
-                f"kernels were compiled for {artifact.arch}, the profiler device {self._gpu['name']} is "
-                f"{arch_of(major, minor)}; set compile.cuda_arch to that"
-            )
-        needed = cudart_major(artifact.shared_object)
-        if needed is not None and needed != self._gpu["cuda"].partition(".")[0]:
-            raise DeviceError(
-                f"kernels were compiled with CUDA {needed}, torch on the profiler device has CUDA {self._gpu['cuda']}; "
-                "compile with an nvcc of the same major release"
-            )
-
     def _require_healthy(self) -> None:
         """Raises DeviceError where a new worker cannot compute on the device, or where its memory stays taken."""
         if self._spec.kind == "cpu":
@@ -181,7 +159,7 @@ class DeviceJudge:
 
     def sanitize(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str) -> Sanitized:
         """Runs a candidate once under compute-sanitizer, as the candidate's user. Raises like `judge`."""
-        self._check_fits(skill, artifact)
+        check_fits(skill, artifact, self._spec, self._gpu)
         if self._spec.kind != "cuda":
             return Sanitized(clean=False, text="compute-sanitizer looks at CUDA kernels; this judge has no GPU")
         with self._scratch(candidate, artifact) as scratch:

@@ -1,4 +1,4 @@
-"""Runs ModelNew under NVIDIA's compute-sanitizer and prints the first faults; the work is done by the judge outside this workdir."""
+"""Runs ModelNew under compute-sanitizer and prints the first faults; the judge does the work, outside this workdir."""
 
 import sys
 
