@@ -45,6 +45,8 @@ from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Outcome, 
 _DRIFT_LIMIT = 2.0
 _START_TIMEOUT_S = 120.0
 _MEMORY_RETURNS_S, _HEALTHY_FREE_SHARE = 30.0, 0.9
+_ROOMY_SHARE = 0.75
+"""Of the memory that was free at first: two workers' contexts take a part, another program would take more."""
 _user_ids = itertools.count()
 
 
@@ -60,6 +62,7 @@ class DeviceJudge:
         """What the first worker of a GPU said about it."""
         self._zygote = self._make_zygote("judge")
         self._compile_zygote: Zygote | None = None
+        self._has_room = False
         self._starting = threading.Lock()
         self._uid = _free_uid() if os.geteuid() == 0 else None
 
@@ -88,7 +91,7 @@ class DeviceJudge:
         phases: dict[str, float] = {}
         began = time.monotonic()
         with self._scratch(candidate, artifact) as scratch, self._workers() as (oracle_worker, candidate_worker):
-            oracle = OracleSide(oracle_worker, task, self._spec.kind)
+            oracle = OracleSide(oracle_worker, task, self._spec.kind, has_room=self._has_room)
             side = CandidateSide(candidate_worker, self._config.timeout_s, self._config.protocol, self._spec.kind)
             if self._config.protocol == "hardened":
                 side.observed = refuse_observed
@@ -152,7 +155,7 @@ class DeviceJudge:
         if not self._store.has(task):
             with self._oracle_worker(self._compiler()) as worker, self._quiet_citizen(worker):
                 self._start([worker])
-                oracle = OracleSide(worker, task, self._spec.kind)
+                oracle = OracleSide(worker, task, self._spec.kind, has_room=self._has_room)
                 oracle.build(perturb=False)
                 oracle.ask({"op": "compile", "seed": new_seed()})
         return time.monotonic() - began
@@ -192,6 +195,7 @@ class DeviceJudge:
             said = getattr(error, "stderr", "") or getattr(error, "traceback", "")
             device = f"GPU {self._spec.visible}" if self._spec.visible else "the CPU"
             raise DeviceError(f"a new worker cannot use {device}: {error} {said}") from error
+        self._has_room = bool(self._gpu) and facts["free_bytes"] >= _ROOMY_SHARE * self._gpu["free_bytes"]
         return facts
 
     def close(self) -> None:
@@ -247,7 +251,7 @@ class DeviceJudge:
         began = time.monotonic()
         with self._oracle_worker(self._compiler()) as worker:
             self._start([worker])
-            oracle = OracleSide(worker, task, self._spec.kind)
+            oracle = OracleSide(worker, task, self._spec.kind, has_room=self._has_room)
             oracle.build(perturb=False)
             oracle.ask({"op": "compile", "seed": new_seed()})
             compiled_s = time.monotonic() - began

@@ -84,7 +84,9 @@ class Answer:
 class OracleSide:
     """The reference worker: draws, answers and weights. Its failures are the task's (TaskError) or ours."""
 
-    def __init__(self, worker: Worker, task: Task, device: str = "cpu") -> None:
+    def __init__(self, worker: Worker, task: Task, device: str = "cpu", *, has_room: bool = False) -> None:
+        """`has_room`: the device's memory was free when the worker began, so a lack of it is the task's own."""
+        self._has_room = has_room
         self.worker = worker
         self.task = task
         self.device = device
@@ -132,6 +134,11 @@ class OracleSide:
         try:
             return self.worker.receive(deadline=time.monotonic() + ORACLE_TIMEOUT_S)
         except WorkerReplyError as error:
+            if self._has_room and "out of memory" in error.message:
+                raise TaskError(
+                    f"task {self.task.task_id}: the reference needs more memory than the device has: {error.message}. "
+                    "Make it smaller or leave it out"
+                ) from error
             if any(word in error.message for word in _OUR_TROUBLE):
                 raise DeviceError(f"task {self.task.task_id}: {error}") from error
             raise TaskError(
