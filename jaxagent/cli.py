@@ -104,7 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     judge = commands.add_parser("judge", help="judge one workdir (model.py, model_new.py, kernels/)")
     judge.add_argument("workdir", type=Path)
-    judge.add_argument("--skill", required=True, help="cpp or cpp_agent")
+    judge.add_argument("--skill", required=True, help="cpp, cpp_agent, cuda or cuda_agent")
     judge.add_argument("--protocol", choices=["hardened", "paper"], default="hardened")
     judge.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
     judge.set_defaults(run=run_judge)

@@ -24,10 +24,10 @@ async def judge_workdir(workdir: Path, *, skill: str, protocol: Literal["hardene
                 f"{workdir}: {name} is missing; a workdir to judge holds model.py (Model, get_inputs, "
                 "get_init_inputs), model_new.py (ModelNew) and kernels/"
             )
-    load_skill(skill)
+    device = load_skill(skill).device
     [task] = load_tasks(str(workdir / "model.py"))
     # A machine of any size can judge: one device of all its cores, nothing else of ours running that had to be frozen.
-    judge = LocalJudge(JudgeConfig(protocol=protocol, quiet=False), CompileConfig())
+    judge = LocalJudge(JudgeConfig(protocol=protocol, device=device, quiet=False), CompileConfig())
     try:
         return await judge.judge(task, collect_candidate(workdir), skill=skill)
     finally:

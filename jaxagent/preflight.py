@@ -25,7 +25,7 @@ def check_inputs(config: RunConfig) -> tuple[list[Task], list[Task]]:
             f"learner.num_learners={config.learner.num_learners}: this version runs one learner; set it to 1"
         )
     check_mesh(config.learner.mesh, rows_per_microbatch=config.learner.rows_per_microbatch)
-    _check_cores(config)
+    _check_device(config)
     _check_lengths(config)
     train, heldout = (
         resolve_tasks(source)[: config.tasks.limit] for source in (config.tasks.train, config.tasks.heldout)
@@ -36,8 +36,7 @@ def check_inputs(config: RunConfig) -> tuple[list[Task], list[Task]]:
 
 def check_evaluation(config: RunConfig, *, uses_engine: bool) -> None:
     """The same for an evaluation alone: of what it reads. Raises ConfigError or SkillError."""
-    load_skill(config.tasks.skill)
-    _check_cores(config)
+    _check_device(config)
     if uses_engine:
         _check_length(
             "evaluation.dialogue", config.evaluation.dialogue, "engine.max_model_len", config.engine.max_model_len
@@ -59,10 +58,15 @@ def _check_model(config: RunConfig) -> None:
         )
 
 
-def _check_cores(config: RunConfig) -> None:
+def _check_device(config: RunConfig) -> None:
     needed, there = config.judge.num_devices * config.judge.cores_per_device, os.cpu_count() or 1
-    is_cpu_skill = config.tasks.skill.startswith("cpp")
-    if is_cpu_skill and config.judge.num_devices == 1 and needed > there:
+    wanted = load_skill(config.tasks.skill).device
+    if wanted != config.judge.device:
+        raise ConfigError(
+            f"judge.device={config.judge.device}: kernels of tasks.skill={config.tasks.skill} run on {wanted}; set "
+            f"judge.device to {wanted}, or choose another skill"
+        )
+    if wanted == "cpu" and config.judge.num_devices == 1 and needed > there:
         raise ConfigError(
             f"judge.cores_per_device={config.judge.cores_per_device}: this machine has {there} cores; lower it to that"
         )

@@ -32,6 +32,7 @@ from sandbox.types import (
     Judge,
     Judgement,
     SandboxUnavailableError,
+    Sanitized,
     Task,
 )
 
@@ -58,13 +59,19 @@ class _ProfilerProcess:
 
     def start(self, config: JudgeConfig, index: int, registry_dir: Path) -> None:
         # not in __init__, whose exceptions Ray turns into a dead actor without their type
-        self._judge = make_device_judge(config, index, registry_dir)
+        if config.device == "cpu":
+            self._judge = make_device_judge(config, index, registry_dir)
+        else:  # Ray shows this actor the one GPU it has picked; the cores go by that GPU's number on its machine
+            self._judge = make_device_judge(config, int(ray.get_gpu_ids()[0]), registry_dir, gpu=0)
 
     def judge(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str, timed: bool) -> Judgement:
         return self._judge.judge(task, candidate, artifact, skill=skill, timed=timed)
 
     def baseline(self, task: Task) -> tuple[float, float]:
         return self._judge.baseline(task)
+
+    def sanitize(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str) -> Sanitized:
+        return self._judge.sanitize(task, candidate, artifact, skill=skill)
 
     @ray.method(concurrency_group="beside")
     def warm_compile(self, task: Task) -> float:
@@ -91,7 +98,8 @@ class ActorDevice:
     @classmethod
     async def start(cls, config: JudgeConfig, index: int, registry_dir: Path) -> ActorDevice:
         resources = {PROFILER_RESOURCE: 1} if PROFILER_RESOURCE in ray.cluster_resources() else None
-        device = cls(ProfilerActor.options(resources=resources).remote(), index)
+        num_gpus = 1 if config.device == "cuda" else 0
+        device = cls(ProfilerActor.options(resources=resources, num_gpus=num_gpus).remote(), index)
         try:
             await device._call("start", config, index, registry_dir)
         except BaseException:
@@ -109,6 +117,9 @@ class ActorDevice:
 
     async def warm_compile(self, task: Task) -> float:
         return await self._call("warm_compile", task)
+
+    async def sanitize(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str) -> Sanitized:
+        return await self._call("sanitize", task, candidate, artifact, skill=skill)
 
     async def process_id(self) -> int:
         return await self._call("process_id")
@@ -183,6 +194,9 @@ class _JudgeProcess:
     async def judge(self, task: Task, candidate: Candidate, skill: str, timed: bool) -> Judgement:
         return await self._coordinator.judge(task, candidate, skill=skill, timed=timed)
 
+    async def sanitize(self, task: Task, candidate: Candidate, skill: str) -> Sanitized:
+        return await self._coordinator.sanitize(task, candidate, skill=skill)
+
     async def prepare(self, task: Task) -> tuple[float, float]:
         try:
             return (await self._coordinator.prepare([task]))[task.task_id]
@@ -212,6 +226,10 @@ class RemoteJudge(Judge):
     async def judge(self, task: Task, candidate: Candidate, *, skill: str, timed: bool = True) -> Judgement:
         """Raises what JudgeCoordinator.judge raises; DeviceError also where the JudgeActor is lost again and again."""
         return await self._repeated(self._handle.judge, task, candidate, skill, timed)
+
+    async def sanitize(self, task: Task, candidate: Candidate, *, skill: str) -> Sanitized:
+        """Raises like `judge`."""
+        return await self._repeated(self._handle.sanitize, task, candidate, skill)
 
     async def prepare(self, tasks: list[Task], progress: Progress | None = None) -> dict[str, tuple[float, float]]:
         """Measures baselines ahead, as many at once as there are devices; {task_id: (eager_ms, compile_ms)}."""

@@ -43,10 +43,12 @@ class Baseline:
 class BaselineStore:
     """Baselines of one machine and one number of threads."""
 
-    def __init__(self, folder: Path, *, threads: int) -> None:
+    def __init__(self, folder: Path, *, threads: int, gpu: str = "") -> None:
+        """`gpu`: name and driver of the GPU that is timed, "" where it is the CPU."""
         self._folder = folder / "times"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._threads = threads
+        self._machine = f"{machine_fingerprint()}; {gpu}" if gpu else machine_fingerprint()
         self._known: dict[str, Baseline] = {}
 
     def has(self, task: Task) -> bool:
@@ -69,7 +71,7 @@ class BaselineStore:
         return baseline
 
     def _key(self, task: Task) -> str:
-        parts = [task.code, machine_fingerprint(), str(self._threads), str(PROTOCOL_VERSION)]
+        parts = [task.code, self._machine, str(self._threads), str(PROTOCOL_VERSION)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
     def _load(self, key: str) -> Baseline | None:
@@ -86,7 +88,7 @@ class BaselineStore:
     def _write(self, key: str, task: Task, baseline: Baseline) -> None:
         record = {
             "task_id": task.task_id,
-            "machine": machine_fingerprint(),
+            "machine": self._machine,
             "threads": self._threads,
             "protocol_version": PROTOCOL_VERSION,
         } | asdict(baseline)

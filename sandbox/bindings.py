@@ -1,7 +1,8 @@
 """Loads a compiled artifact as the module that model_new.py imports. Runs inside the candidate's process.
 
-A `cpp` artifact becomes a module of ctypes functions made from its interface: tensors are checked and passed as
-pointers, numbers as scalars. A `cpp_agent` artifact is an extension module already.
+A `cpp` or `cuda` artifact becomes a module of ctypes functions made from its interface: tensors are checked and passed
+as pointers, numbers as scalars, torch's current stream by itself. The artifact of a `*_agent` skill is an extension
+module already.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _CTYPES: dict[str, Any] = {
     "float64": ctypes.c_double,
     "bool": ctypes.c_bool,
     "void": None,
+    "stream": ctypes.c_void_p,
+    "status": ctypes.c_int,
 }
 _BITS_OF = {"uint16": ("uint16", "float16", "bfloat16"), "int8": ("int8",), "uint8": ("uint8", "bool")}
 """Tensors of 16-bit floats may be taken as their bits, bools as bytes."""
@@ -53,30 +56,36 @@ def load_module(name: str, library: str | Path, interface: str) -> types.ModuleT
 
 
 def _bound_module(name: str, library: str | Path, interface: str) -> types.ModuleType:
-    _, prototypes = read_interface(interface)
+    declared = read_interface(interface)
     module = types.ModuleType(name, 'Kernels of this workdir, bound from their extern "C" prototypes.')
     try:
         handle = ctypes.CDLL(str(library))
     except OSError as error:
         raise ImportError(f"{name}: {error}") from error
-    for prototype in prototypes:
-        setattr(module, prototype.name, _bind(getattr(handle, prototype.name), prototype, name))
+    for prototype in declared.functions:
+        setattr(module, prototype.name, _bind(getattr(handle, prototype.name), prototype, name, declared.device))
     return module
 
 
-def _bind(function: Any, prototype: Prototype, module: str) -> Callable[..., Any]:
+def _bind(function: Any, prototype: Prototype, module: str, device: str) -> Callable[..., Any]:
     """A function with the kernel's own parameter names, so that a wrong call reads like any other TypeError."""
     function.restype = _CTYPES[prototype.result]
+    if prototype.result == "status":
+        function.errcheck = _raise_for_status
     function.argtypes = [
         ctypes.c_void_p if parameter.pointer else _CTYPES[parameter.dtype] for parameter in prototype.parameters
     ]
-    namespace: dict[str, Any] = {"_function": function}
+    namespace: dict[str, Any] = {"_function": function, "_stream": _current_stream}
     names, arguments = [], []
     for index, parameter in enumerate(prototype.parameters):
+        if parameter.dtype == "stream":
+            arguments.append("_stream()")
+            continue
         where = f"{module}.{prototype.name}: {parameter.name}"
-        make_converter = _pointer_converter if parameter.pointer else _scalar_converter
-        namespace[f"_convert{index}"] = make_converter(parameter, where)
-        taken = keyword.iskeyword(parameter.name) or parameter.name.startswith(("_function", "_convert"))
+        namespace[f"_convert{index}"] = (
+            _pointer_converter(parameter, where, device) if parameter.pointer else _scalar_converter(parameter, where)
+        )
+        taken = keyword.iskeyword(parameter.name) or parameter.name.startswith(("_function", "_convert", "_stream"))
         name = f"{parameter.name}_" if taken else parameter.name
         names.append(name)
         arguments.append(f"_convert{index}({name})")
@@ -89,7 +98,22 @@ def _bind(function: Any, prototype: Prototype, module: str) -> Callable[..., Any
     return bound
 
 
-def _pointer_converter(parameter: Parameter, where: str) -> Callable[[Any], int | None]:
+def _current_stream() -> int:
+    """cudaStream_t of torch's current stream on the current device."""
+    import torch
+
+    return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+
+
+def _raise_for_status(status: int, function: Any, arguments: Any) -> None:
+    """A launcher that returns cudaError_t: what is not cudaSuccess is an exception."""
+    if status:
+        import torch
+
+        raise RuntimeError(f"{function.__name__} returned cudaError_t {status}: {torch.cuda.CudaError(status)}")
+
+
+def _pointer_converter(parameter: Parameter, where: str, device: str) -> Callable[[Any], int | None]:
     import torch
 
     names = _BITS_OF.get(parameter.dtype, (parameter.dtype,))
@@ -103,8 +127,8 @@ def _pointer_converter(parameter: Parameter, where: str) -> Callable[[Any], int 
             raise TypeError(f"{where} is a pointer and takes a torch.Tensor or None, got {type(value).__name__}")
         if dtypes is not None and value.dtype not in dtypes:
             raise TypeError(f"{where} is {names[0]}* and takes a tensor of {' or '.join(names)}, got {value.dtype}")
-        if value.device.type != "cpu":
-            raise TypeError(f"{where} takes a CPU tensor, got one on {value.device}")
+        if value.device.type != device:
+            raise TypeError(f"{where} takes a {device.upper()} tensor, got one on {value.device}")
         if not value.is_contiguous():
             raise TypeError(
                 f"{where} takes a contiguous tensor, got strides {tuple(value.stride())} for shape "
@@ -144,6 +168,8 @@ def _real_converter(where: str) -> Callable[[Any], float]:
 
 def _signature(prototype: Prototype) -> str:
     parameters = ", ".join(
-        f"{parameter.dtype}{'*' if parameter.pointer else ''} {parameter.name}" for parameter in prototype.parameters
+        f"{parameter.dtype}{'*' if parameter.pointer else ''} {parameter.name}"
+        for parameter in prototype.parameters
+        if parameter.dtype != "stream"
     )
     return f"{prototype.result} {prototype.name}({parameters})"

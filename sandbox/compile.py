@@ -13,15 +13,10 @@ from sandbox.cache import ContentCache
 from sandbox.config import CompileConfig
 from sandbox.guard import check_kernels
 from sandbox.skill import Skill, load_skill
-from sandbox.toolchains.cpp import (
-    Built,
-    CandidateCompileError,
-    CompileTimeoutError,
-    CppToolchain,
-    Deadline,
-    native_arch,
-)
+from sandbox.toolchains.cpp import Built, CandidateCompileError, CompileTimeoutError, CppToolchain, Deadline
 from sandbox.toolchains.cpp_agent import CppAgentToolchain
+from sandbox.toolchains.cuda import CudaToolchain
+from sandbox.toolchains.cuda_agent import CudaAgentToolchain
 from sandbox.types import Artifact, Candidate, CompileResult, SandboxUnavailableError
 
 
@@ -30,6 +25,10 @@ class Toolchain(Protocol):
 
     def fingerprint(self) -> str:
         """Everything but the sources that the object depends on: compiler, machine, flags, fixed files."""
+        ...
+
+    def arch(self) -> str:
+        """Artifact.arch."""
         ...
 
     def build(self, sources: dict[str, str], folder: Path, deadline: Deadline) -> Built: ...
@@ -59,8 +58,8 @@ class CompileService:
     def compile(self, skill: str, candidate: Candidate) -> CompileResult:
         """The artifact of `candidate`, or None and a message with the first errors.
 
-        Raises SandboxUnavailableError where g++, torch's headers, the disk or the cache folder let us down; that says
-        nothing about the candidate.
+        Raises SandboxUnavailableError where the compiler, torch's headers, the disk or the cache folder let us down;
+        that says nothing about the candidate.
         """
         started = time.monotonic()
         loaded = load_skill(skill)
@@ -89,7 +88,7 @@ class CompileService:
             except CandidateCompileError as error:
                 record, payload = {"message": str(error)}, b""
             else:
-                record = {"message": "", "log": built.log, "interface": built.interface, "arch": native_arch()}
+                record = {"message": "", "log": built.log, "interface": built.interface, "arch": toolchain.arch()}
                 payload = built.shared_object
         self._cache.store(key, record, payload)
         return record, payload
@@ -97,12 +96,19 @@ class CompileService:
     def _toolchain(self, skill: Skill) -> Toolchain:
         with self._guard:
             if skill.name not in self._toolchains:
-                self._toolchains[skill.name] = (
-                    CppAgentToolchain(skill.template, self._cache)
-                    if skill.name == "cpp_agent"
-                    else CppToolchain(skill.extension_module)
-                )
+                self._toolchains[skill.name] = self._make_toolchain(skill)
             return self._toolchains[skill.name]
+
+    def _make_toolchain(self, skill: Skill) -> Toolchain:
+        match skill.toolchain, skill.plain_abi:
+            case "cpp", True:
+                return CppToolchain(skill.extension_module)
+            case "cpp", False:
+                return CppAgentToolchain(skill.template, self._cache)
+            case "cuda", True:
+                return CudaToolchain(skill.extension_module, self._config.cuda_arch)
+            case _:
+                return CudaAgentToolchain(skill.template, self._cache, self._config.cuda_arch)
 
 
 def _key(fingerprint: str, sources: dict[str, str]) -> str:

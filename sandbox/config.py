@@ -37,16 +37,21 @@ class CompileConfig(Config):
     cache_max_mb: int = Field(default=2048, gt=0)
     num_workers: int = Field(default=1, gt=0)
     timeout_s: float = Field(default=120.0, gt=0)
+    cuda_arch: str | None = Field(default=None, pattern=r"^sm_[0-9]{2,3}[af]?$")
+    """What nvcc compiles for, e.g. `sm_90a`: the architecture of the profiler devices. None asks this machine's GPU;
+    a compile worker without one needs it stated."""
 
 
 class JudgeConfig(Config):
     """How a candidate is checked and timed."""
 
     protocol: Literal["hardened", "paper"] = "hardened"
+    device: Literal["cpu", "cuda"] = "cpu"
+    """What candidates run and are timed on: `cpu` for skills cpp and cpp_agent, `cuda` for cuda and cuda_agent."""
     num_devices: int = Field(default=1, gt=0)
-    """Profiler devices; on CPU a device is a pinned set of cores."""
+    """Profiler devices; on CPU a device is a pinned set of cores, otherwise one GPU of CUDA_VISIBLE_DEVICES."""
     cores_per_device: int = Field(default=2, gt=0)
-    """Cores, and threads, of one CPU device; one device may span every core of a small machine."""
+    """Cores, and threads, of one CPU device, or beside one GPU; one device may span every core of a small machine."""
     quiet: bool = True
     """Freeze engine, learner and sandboxes for the length of a timed section: for machines with few cores."""
     num_checks: int = Field(default=5, gt=0)

@@ -7,12 +7,10 @@ model_new.py is read as a syntax tree and C++ without its comments, so words in 
 from __future__ import annotations
 
 import ast
-import re
 
+from sandbox.kernel_text import check_kernel_text, rules_of
 from sandbox.skill import KERNEL_NAME, Skill
 from sandbox.symbols import ALLOWED_ATEN, check_symbols
-from sandbox.toolchains.cpp import SOURCE_SUFFIXES
-from sandbox.toolchains.cxx_text import includes, strip_comments
 from sandbox.types import Candidate
 
 __all__ = ["ALLOWED_ATEN", "ALLOWED_IMPORTS", "check_kernels", "check_source", "check_symbols"]
@@ -78,6 +76,8 @@ _REFUSED_TORCH = frozenset(
         "set_num_interop_threads",
         "use_deterministic_algorithms",
         "set_default_device",
+        "cuda",
+        "accelerator",
         "backends",
         "get_rng_state",
         "set_rng_state",
@@ -157,20 +157,6 @@ _FRAME_ATTRIBUTES = frozenset(
         "mro",
     }
 )
-_STANDARD_HEADERS = """
-    algorithm any array atomic barrier bit bitset cassert cctype cerrno cfenv cfloat charconv chrono cinttypes
-    ciso646 climits cmath codecvt compare complex concepts condition_variable csetjmp cstdalign cstdarg cstdbool
-    cstddef cstdint cstdio cstdlib cstring ctime cuchar cwchar deque exception forward_list functional future
-    initializer_list iomanip ios iosfwd iostream istream iterator latch limits list locale map memory
-    memory_resource mutex new numbers numeric optional ostream queue random ranges ratio regex scoped_allocator
-    semaphore set shared_mutex span sstream stack stdexcept streambuf string string_view system_error thread tuple
-    type_traits typeindex typeinfo unordered_map unordered_set utility valarray variant vector version assert.h
-    ctype.h errno.h fenv.h float.h inttypes.h limits.h math.h stdalign.h stdarg.h stdbool.h stddef.h stdint.h
-    stdio.h stdlib.h string.h time.h omp.h immintrin.h x86intrin.h xmmintrin.h emmintrin.h pmmintrin.h tmmintrin.h
-    smmintrin.h nmmintrin.h avxintrin.h arm_neon.h arm_sve.h
-"""
-_TORCH_HEADERS = re.compile(r"(torch|ATen|c10|pybind11)/[\w./-]+|Python\.h")
-_ASSEMBLY = re.compile(r"(?<!\w)(__asm__|__asm|asm)(?!\w)|##|%:%:")
 
 
 def check_source(skill: Skill, candidate: Candidate) -> str | None:
@@ -187,13 +173,15 @@ def check_kernels(skill: Skill, candidate: Candidate) -> str | None:
     """The part of check_source that looks at kernels/. CompileService asks it too: the compiler runs on the host, and
     a source could otherwise read the host's files through an include or an assembler directive."""
     kernels = {path: text for path, text in candidate.files.items() if path.startswith("kernels/")}
-    if not any(path.endswith(SOURCE_SUFFIXES) for path in kernels):
+    if not any(path.endswith(rules_of(skill).needed) for path in kernels):
         reasons = "".join(f"; {path} {reason}" for path, reason in candidate.omitted.items() if path != "model_new.py")
-        return _refusal(f"kernels/ holds no .cpp file; the work has to be done by kernels of your own{reasons}")
+        needed = rules_of(skill).needed[0]
+        return _refusal(f"kernels/ holds no {needed} file; the work has to be done by kernels of your own{reasons}")
     for path, text in sorted(kernels.items()):
-        if not KERNEL_NAME.fullmatch(path.removeprefix("kernels/")):
-            return _refusal(f"{path!r} is no name for a kernel; allowed: kernels/NAME.cpp (.cc .cxx .h .hpp)")
-        problem = _check_includes(skill, path, text, kernels) or _check_assembly(path, text)
+        if not KERNEL_NAME.fullmatch(path.removeprefix("kernels/")) or not path.endswith(rules_of(skill).suffixes):
+            suffixes = " ".join(rules_of(skill).suffixes)
+            return _refusal(f"{path!r} is no name for a kernel; allowed: kernels/NAME with one of {suffixes}")
+        problem = check_kernel_text(skill, path, text, kernels)
         if problem is not None:
             return _refusal(problem)
     return None
@@ -328,37 +316,3 @@ class _ModelVisitor(ast.NodeVisitor):
 
 def _is_dunder(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
-
-
-def _check_includes(skill: Skill, path: str, text: str, kernels: dict[str, str]) -> str | None:
-    own = {name.removeprefix("kernels/") for name in kernels}
-    agent = skill.name == "cpp_agent"
-    for include in includes(text):
-        name = include.name
-        if name is None:
-            return f"{path}:{include.line}: includes through a macro; write the header's name out"
-        if name in _STANDARD_HEADERS.split() or (include.quoted and name.removeprefix("./") in own):
-            continue
-        if agent and (
-            name in ("../binding_registry.h", "binding_registry.h")
-            or (_TORCH_HEADERS.fullmatch(name) and ".." not in name)
-        ):
-            continue
-        hint = "the C and C++ standard headers, omp.h, immintrin.h and your own files in kernels/" + (
-            ", torch's headers and ../binding_registry.h"
-            if agent
-            else "; this skill has a plain C ABI without torch headers"
-        )
-        return f"{path}:{include.line}: includes {name}; allowed: {hint}"
-    return None
-
-
-def _check_assembly(path: str, text: str) -> str | None:
-    stripped = strip_comments(text)
-    match = _ASSEMBLY.search(stripped)
-    if match is None:
-        return None
-    line = stripped.count("\n", 0, match.start()) + 1
-    if match[1] is None:  # pasting could spell `asm` where no scan of the text sees it
-        return f"{path}:{line}: pastes tokens (##); write the names out"
-    return f"{path}:{line}: uses inline assembly; write intrinsics (immintrin.h) instead"

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Task
+from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Sanitized, Task
 
 
 class Device(Protocol):
@@ -25,6 +25,8 @@ class Device(Protocol):
     async def warm_compile(self, task: Task) -> float:
         """Compiles a task's baseline into the cache, untimed; may run beside other jobs. Seconds."""
         ...
+
+    async def sanitize(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str) -> Sanitized: ...
 
     async def close(self) -> None: ...
 

@@ -4,8 +4,9 @@ One JSON line in, one JSON line out, then the connection closes:
 
     {"command": "verify"}        ->  {"ok": true, "text": "correct ...", "judgement": {...}}
 
-`ok` is accepted (of `compile`: compiled). `text` is what the client prints. What an agent sends is never more than
-one of three words; the files are read from the workdir by the host, in the moment of the request.
+`ok` is accepted (of `compile`: compiled, of `sanitize`: nothing found). `text` is what the client prints. What an
+agent sends is never more than one of four words; the files are read from the workdir by the host, in the moment of the
+request.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sandbox.skill import collect_candidate
 from sandbox.types import Candidate, CompileResult, Judge, Judgement, Outcome, Task
 
 DIRECTORY, NAME = ".service", "sock"
-COMMANDS = ("verify", "profile", "compile")
+COMMANDS = ("verify", "profile", "compile", "sanitize")
 MAX_REQUEST_BYTES = 4096
 MAX_CONNECTIONS = 4
 _REQUEST_TIMEOUT_S = 10.0
@@ -97,6 +98,9 @@ class WorkdirService:
                 if command == "compile" and self._compile is not None:
                     result = await asyncio.to_thread(self._compile, self._skill, candidate)
                     return _reply(result.artifact is not None, _compile_text(result), None)
+                if command == "sanitize":
+                    found = await self._judge.sanitize(self._task, candidate, skill=self._skill)
+                    return _reply(found.clean, found.text, None)
                 timed = command == "profile"
                 judgement = await self._judge.judge(self._task, candidate, skill=self._skill, timed=timed)
         if command == "compile":
@@ -126,7 +130,7 @@ class WorkdirService:
         await writer.drain()
 
     async def _reply_to(self, reader: asyncio.StreamReader) -> dict[str, object]:
-        usage = 'send one line: {"command": "verify"}, "profile" or "compile"'
+        usage = 'send one line: {"command": "verify"}, "profile", "compile" or "sanitize"'
         try:
             line = await asyncio.wait_for(reader.readline(), _REQUEST_TIMEOUT_S)
             command = json.loads(line)["command"]

@@ -8,11 +8,17 @@ import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from sandbox.types import Candidate, Task
 
 SKILLS_ROOT = Path(__file__).resolve().parent.parent / "skills"
-EXTENSION_MODULES = {"cpp": "cpp_kernels", "cpp_agent": "cpu_extension"}
+EXTENSION_MODULES = {
+    "cpp": "cpp_kernels",
+    "cpp_agent": "cpu_extension",
+    "cuda": "cuda_kernels",
+    "cuda_agent": "cuda_extension",
+}
 """Name of the module that model_new.py imports, by skill."""
 MAX_FILE_BYTES = 256 * 1024
 MAX_KERNEL_FILES = 32
@@ -28,13 +34,23 @@ class Skill:
     """One way to write kernels."""
 
     name: str
-    toolchain: str
+    toolchain: Literal["cpp", "cuda"]
     extension_module: str
     root: Path
     guide: str
     """SKILL.md."""
     template: dict[str, str] = field(repr=False)
     """Files of a fresh workdir by relative path; the agent may read them, the judge takes its own copies."""
+
+    @property
+    def plain_abi(self) -> bool:
+        """Kernels behind extern "C"; otherwise the CUDA-Agent layout, an extension module on torch's headers."""
+        return not self.name.endswith("_agent")
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """Where candidates run, and so which JudgeConfig.device can judge them."""
+        return "cuda" if self.toolchain == "cuda" else "cpu"
 
 
 @functools.cache
@@ -48,10 +64,13 @@ def load_skill(name: str) -> Skill:
             f"skill={name!r}: {SKILLS_ROOT} has no {name}/SKILL.md or no common/workdir; restore the "
             "folder `skills` that ships next to the package `sandbox`"
         )
+    toolchain = "cuda" if name.startswith("cuda") else "cpp"
     template = _texts(SKILLS_ROOT / "common" / "workdir") | _texts(root / "workdir")
+    if toolchain == "cuda":
+        template |= _texts(SKILLS_ROOT / "common" / "cuda")
     return Skill(
         name=name,
-        toolchain="cpp",
+        toolchain=toolchain,
         extension_module=EXTENSION_MODULES[name],
         root=root,
         guide=(root / "SKILL.md").read_text(encoding="utf-8"),
@@ -129,7 +148,7 @@ def _collect_kernels(root: int, files: dict[str, str], omitted: dict[str, str]) 
         for name in names:
             if not KERNEL_NAME.fullmatch(name):
                 if not name.startswith("."):
-                    omitted[f"kernels/{name}"[:200]] = "is no kernel source: .cpp .cc .cxx .h .hpp (.cu .cuh)"
+                    omitted[f"kernels/{name}"[:200]] = "is no kernel source: .cpp .cc .cxx .h .hpp .cu .cuh"
             elif taken == MAX_KERNEL_FILES:
                 omitted[f"kernels/{name}"] = f"is one of more than {MAX_KERNEL_FILES} files"
             else:

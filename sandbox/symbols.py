@@ -80,6 +80,10 @@ _ALLOWED_PATHS = [
     "torch::is_symint",
     "torch::is_symfloat",
     "torch::is_symbool",
+    "at::cuda::getCurrentCUDABlasHandle",
+    "at::cuda::getCurrentDeviceProperties",
+    "at::cuda::getDeviceProperties",
+    "at::cuda::warp_size",
 ]
 _REFUSED_PATHS = [
     # Reaching or rewriting operators behind the scan's back, and the record of operators the judge keeps.
@@ -98,6 +102,11 @@ _REFUSED_PATHS = [
     "c10::impl::set_",
     "at::Context::set",
     "at::internal::set_num_threads",
+    # Other streams than the current one, and memory that the allocator holds.
+    "c10::cuda::CUDACachingAllocator",
+    "c10::cuda::getStreamFrom",
+    "c10::cuda::set",
+    "c10::cuda::getDefaultCUDAStream",
 ]
 _REFUSED_PYTHON = re.compile(
     r"_?Py(Run|Import|Marshal|AST|Code|Sys|OS|Unstable|GC|Interpreter_|Audit|RefTracer|Initialize|Finalize|Init_)(_|[A-Z])"
@@ -140,6 +149,27 @@ _REFUSED_CXX = re.compile(r"St(13basic_fstream|14basic_[io]fstream|13basic_fileb
 _RUNTIMES = re.compile(r"(libc|libm|libgcc_s|libstdc\+\+|libgomp|ld-linux[-\w]*|libpthread|libmvec|librt)\.so(\.\d+)?$")
 _TORCH_PYTHON = re.compile(r"(_Z\d+)?THP(Dtype|Device|Layout|MemoryFormat|Variable|Size)")
 """What torch's type casters for tensors, dtypes and devices take from libtorch_python."""
+_CUDA_LIBRARIES = re.compile(r"lib(cudart|cublas|cublasLt|cudnn\w*)\.so(\.\d+)?$")
+_CUDART = re.compile(
+    r"__cuda\w+"  # what nvcc puts in: registration of kernels, launches
+    r"|cudaLaunch(Kernel|KernelExC|CooperativeKernel)|cuda(Get|Peek)\w*LastError|cudaPeekAtLastError"
+    r"|cudaGetError(Name|String)|cudaFunc(SetAttribute|GetAttributes|SetCacheConfig)|cudaOccupancy\w+"
+    r"|cuda(Get|Set)DoubleFor\w+|cudaGetDevice|cudaGetDeviceCount|cudaGetDeviceProperties(_v2)?|cudaDeviceGetAttribute"
+    r"|cudaMem(cpy|set)(2D|3D)?(Async)?|cudaMemcpy(To|From)Symbol(Async)?|cudaGetSymbol(Address|Size)"
+    r"|cuda(Malloc|Free)(Async)?|cudaMalloc(Pitch|3D)|cuda(Device|Stream)Synchronize"
+)
+"""Of the runtime library: launching, attributes, copies, scratch memory. Not: streams, events, graphs, host callbacks,
+limits and access policies, other processes' memory, managed memory, modules and driver entry points."""
+_CUBLAS = re.compile(
+    r"cublas(Create|Destroy|Set(Stream|Workspace|MathMode|PointerMode)|Get(Stream|MathMode|PointerMode|Version|Property"
+    r"|StatusString|StatusName))(_v2)?|cublas\w*[gG][eE][mM][mMvV]\w*|cublasLt(Create|Destroy|Matmul\w*|Matrix\w*|Get\w+)"
+)
+_CUDNN = re.compile(
+    r"cudnn(Create|Destroy|SetStream|GetVersion|GetErrorString|GetLastErrorString"
+    r"|(Create|Destroy|Set|Get)(Tensor|Filter|Convolution|Activation)\w*|(Find|Get)Convolution\w*|Convolution\w+"
+    r"|AddTensor|TransformTensor|TransformFilter)"
+)
+_HOST_THREADS = re.compile(r"pthread_create$|_ZNSt6thread|_ZNSt\d+__async|GOMP_")
 _LINKER = {"__gmon_start__", "_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__cxa_finalize"}
 
 
@@ -149,10 +179,11 @@ def check_symbols(skill: Skill, artifact: Artifact) -> str | None:
     Raises ValueError where the artifact is no ELF object, which no compiler of ours produces.
     """
     symbols = dynamic_symbols(artifact.shared_object)
-    plain_abi = skill.name == "cpp"
     problems = []
     for name, library in symbols.undefined.items():
-        problem = _problem(name, library, plain_abi=plain_abi)
+        problem = _cuda_problem(name, library) if skill.toolchain == "cuda" else None
+        if problem is None and not (skill.toolchain == "cuda" and _is_of_cuda(name, library)):
+            problem = _problem(name, library, plain_abi=skill.plain_abi)
         if problem is not None:
             problems.append(problem)
     if not problems:
@@ -177,6 +208,29 @@ def _problem(name: str, library: str | None, *, plain_abi: bool) -> str | None:
             "does its own work"
         )
     return _extension_problem(base)
+
+
+def _is_of_cuda(name: str, library: str | None) -> bool:
+    """Judged by _cuda_problem alone. nvcc leaves a call of exit() where a device function's host body was."""
+    return (library is not None and bool(_CUDA_LIBRARIES.match(library))) or (name == "exit" and library is not None)
+
+
+def _cuda_problem(name: str, library: str | None) -> str | None:
+    if _HOST_THREADS.match(name):
+        return f"start host threads ({name}); a launcher only enqueues its work on the stream it is given"
+    found = _CUDA_LIBRARIES.match(library) if library is not None else None
+    if found is None:
+        return None
+    allowed = _CUDART if found[1] == "cudart" else _CUBLAS if found[1].startswith("cublas") else _CUDNN
+    if allowed.fullmatch(name):
+        return None
+    what = {
+        _CUDART: "of the CUDA runtime, kernels may use launches, attributes, copies and scratch memory, on torch's "
+        "current stream",
+        _CUBLAS: "of cuBLAS, only matrix products are allowed",
+        _CUDNN: "of cuDNN, only convolutions are allowed",
+    }[allowed]
+    return f"call {name}; {what}"
 
 
 def _extension_problem(name: str) -> str | None:

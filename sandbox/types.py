@@ -105,6 +105,14 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sanitized:
+    """What compute-sanitizer said; `clean` is False also where it could not be run."""
+
+    clean: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
     """What one shell command did. `output` is stdout and stderr interleaved, cut at the backend's limit."""
 
@@ -140,4 +148,8 @@ class Judge(Protocol):
 
     async def judge(self, task: Task, candidate: Candidate, *, skill: str, timed: bool = True) -> Judgement:
         """With `timed` False only correctness is checked (an agent's `verify`)."""
+        ...
+
+    async def sanitize(self, task: Task, candidate: Candidate, *, skill: str) -> Sanitized:
+        """Runs a candidate once under NVIDIA's compute-sanitizer; tells where it strays, and scores nothing."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import socket
 
@@ -27,7 +28,11 @@ def docker_answers() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without a Docker Engine its tests are skipped, and say so; CI has one, and there they fail."""
+    """Without a Docker Engine its tests are skipped, and say so; CI has one, and there they fail. So are nvcc's."""
+    if shutil.which("nvcc") is None:
+        for item in items:
+            if item.get_closest_marker("nvcc"):
+                item.add_marker(pytest.mark.skip(reason="no nvcc on PATH: it comes with the CUDA toolkit"))
     marked = [item for item in items if item.get_closest_marker("docker")]
     if marked and not os.environ.get("CI") and not docker_answers():
         for item in marked:

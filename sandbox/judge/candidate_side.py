@@ -2,13 +2,18 @@
 
 Inputs are copied while the candidate is stopped, so nothing in it sees them before the clock starts; outputs are read
 out of its memory while it is stopped again, so nothing in it runs after the clock has ended.
+
+A GPU's memory cannot be read from outside: there the worker itself copies inputs in before and outputs out after the
+clock, while none of the candidate's code is called (its kernels start no host threads, sandbox.symbols sees to that),
+and `go` ends when the device is idle.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,19 +22,23 @@ from sandbox.judge.arena import MemoryAccessError, span_bytes
 from sandbox.judge.compare import Expected
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.values import ITEMSIZE
-from sandbox.judge.worker import Worker, WorkerDiedError, WorkerError, WorkerReplyError, WorkerTimeoutError
+from sandbox.judge.worker import Region, Worker, WorkerDiedError, WorkerError, WorkerReplyError, WorkerTimeoutError
 from sandbox.types import Outcome
 
 _MAX_SPAN_FACTOR = 4
+_DEVICE_TROUBLE = re.compile(r"AcceleratorError|OutOfMemoryError|CUDA|CUBLAS|cuDNN|out of memory", re.IGNORECASE)
+"""Errors that a sick device, or one that somebody else has filled, can cause as well as a candidate."""
 
 
 class RejectedError(Exception):
     """The candidate failed; becomes a Judgement."""
 
-    def __init__(self, outcome: Outcome, message: str) -> None:
+    def __init__(self, outcome: Outcome, message: str, *, device_trouble: bool = False) -> None:
         super().__init__(message)
         self.outcome = outcome
         self.message = message
+        self.device_trouble = device_trouble
+        """It may have been the device: only a repeat on one that is known to be well counts."""
 
 
 @dataclass
@@ -39,7 +48,12 @@ class CandidateSide:
     worker: Worker
     timeout_s: float
     protocol: str
+    device: str = "cpu"
     used_s: float = 0.0
+    device_ms: list[float] = field(default_factory=list)
+    """What the device's events said to the last batch, call by call."""
+    input_regions: list[Region] = field(default_factory=list)
+    """Memory that holds inputs beside the arena."""
     observed: Callable[[dict[str, Any]], None] = lambda reply: None
 
     def ask(self, message: dict[str, Any], phase: str) -> dict[str, Any]:
@@ -57,6 +71,7 @@ class CandidateSide:
                 Outcome.TIMEOUT,
                 f"{phase}: no end after {self.timeout_s:g} s in all; "
                 "look for an endless loop, a dead lock or far too much work",
+                device_trouble=self.device == "cuda",
             )
         if isinstance(error, WorkerDiedError):
             text = (
@@ -66,27 +81,41 @@ class CandidateSide:
             )
             if "SIGSEGV" in error.reason or "SIGBUS" in error.reason:
                 text += "; a kernel reads or writes outside its tensors (check sizes, strides and index arithmetic)"
-            return RejectedError(Outcome.RUNTIME_ERROR, text + (f"\n{error.stderr.strip()}" if error.stderr else ""))
+            text += f"\n{error.stderr.strip()}" if error.stderr else ""
+            return RejectedError(Outcome.RUNTIME_ERROR, text, device_trouble=self.device == "cuda")
         assert isinstance(error, WorkerReplyError)
         if error.kind == "contract":
             return RejectedError(Outcome.RUNTIME_ERROR, f"{phase}: {error.message}")
         return RejectedError(
-            Outcome.RUNTIME_ERROR, f"{phase}: {error.kind}: {error.message}\n{error.traceback}".rstrip()
+            Outcome.RUNTIME_ERROR,
+            f"{phase}: {error.kind}: {error.message}\n{error.traceback}".rstrip(),
+            device_trouble=self.device == "cuda" and bool(_DEVICE_TROUBLE.search(f"{error.kind}: {error.message}")),
         )
 
-    def prepare(self, slots: list[int], *, observe: bool) -> None:
-        """Readies a batch and stops the process, so that inputs can be written."""
-        self.ask({"op": "prepare", "model": "candidate", "slots": slots, "observe": observe}, "prepare")
+    def prepare(self, oracle: OracleSide, slots: list[int], *, observe: bool) -> None:
+        """Readies a batch with the inputs that lie in the oracle's slots; the process is stopped then."""
+        message = {"op": "prepare", "model": "candidate", "slots": slots, "observe": observe}
+        if self.device == "cuda":  # copied to the GPU while it prepares
+            self._copy_inputs(oracle, slots)
+        self.ask(message, "prepare")
+        self.worker.stop()
+        if self.device == "cpu":
+            self._copy_inputs(oracle, slots)
+
+    def prepare_blank(self, num_calls: int) -> None:
+        """Readies a batch that calls nothing."""
+        self.ask({"op": "prepare", "blank": num_calls, "slots": [], "observe": False}, "prepare")
         self.worker.stop()
 
     def go(self, phase: str) -> float:
         """Runs the batch; seconds from waking the process to its word that it is done. It is stopped after."""
         with _Stopwatch(self):
             try:
-                seconds = run_batch(self.worker, self.timeout_s - self.used_s)
+                seconds, reply = run_batch(self.worker, self.timeout_s - self.used_s)
             except WorkerError as error:
                 raise self.rejection(error, phase) from error
         self.worker.stop()
+        self.device_ms = device_times(reply)
         return seconds
 
     def describe(self) -> list[dict[str, Any]]:
@@ -94,9 +123,30 @@ class CandidateSide:
         self.worker.resume()
         reply = self.ask({"op": "describe"}, "describe")
         outputs = reply.get("outputs")
+        try:
+            self.input_regions = [Region(int(start), int(end)) for start, end in reply["input_ranges"]]
+        except (KeyError, TypeError, ValueError):
+            outputs = None
         if not isinstance(outputs, list):
             raise RejectedError(Outcome.REFUSED, "the candidate's process does not keep to the protocol")
         return outputs
+
+    def collect(self, call: int) -> list[dict[str, Any]]:
+        """Leaves of one call of a timed batch, copied out of the GPU."""
+        self.worker.resume()
+        leaves = self.ask({"op": "collect", "call": call}, "collect").get("leaves")
+        if not isinstance(leaves, list):
+            raise RejectedError(Outcome.REFUSED, "the candidate's process does not keep to the protocol")
+        return leaves
+
+    def overwrite_outputs(self, byte: int) -> None:
+        """On a GPU: destroys the results of the batch where they lie."""
+        self.worker.resume()
+        self.ask({"op": "overwrite", "byte": byte}, "overwrite")
+
+    def holds_inputs(self, start: int, end: int) -> bool:
+        """True where a block of the candidate's memory overlaps its inputs."""
+        return any(region.overlaps(start, end) for region in (self.worker.region, *self.input_regions))
 
     def release(self) -> None:
         self.ask({"op": "release"}, "release")
@@ -107,14 +157,18 @@ class CandidateSide:
         except MemoryAccessError as error:
             raise RejectedError(Outcome.RUNTIME_ERROR, f"an output's memory cannot be read: {error}") from error
 
-    def copy_inputs(self, oracle: OracleSide, slots: list[int]) -> None:
-        """The same bytes as in the oracle's arena; the process has to be stopped."""
+    def _copy_inputs(self, oracle: OracleSide, slots: list[int]) -> None:
+        """The same bytes as in the oracle's arena; on the CPU the process has to be stopped."""
         source, target = memoryview(oracle.worker.arena.memory), memoryview(self.worker.arena.memory)  # type: ignore
         for slot in slots:
             where = oracle.layout.slot_range(slot)
             target[where] = source[where]
 
     def inputs_unchanged(self, oracle: OracleSide, slots: list[int]) -> bool:
+        """Do the inputs of a batch still hold what they were given?"""
+        if self.device == "cuda":
+            self.worker.resume()
+            self.ask({"op": "copy_back", "slots": slots}, "reading inputs back")
         source = np.frombuffer(oracle.worker.arena.memory, dtype=np.uint8)  # type: ignore[union-attr]
         target = np.frombuffer(self.worker.arena.memory, dtype=np.uint8)  # type: ignore[union-attr]
         ranges = [oracle.layout.slot_range(slot) for slot in slots]
@@ -134,14 +188,22 @@ class _Stopwatch:
         self._side.used_s += time.monotonic() - self._began
 
 
-def run_batch(worker: Worker, timeout_s: float) -> float:
-    """Wakes a prepared, stopped worker and waits for its answer; wall seconds on the supervisor's clock."""
+def run_batch(worker: Worker, timeout_s: float) -> tuple[float, dict[str, Any]]:
+    """Wakes a prepared, stopped worker and waits for its answer; wall seconds on the supervisor's clock, and it."""
     deadline = time.monotonic() + timeout_s
     worker.send({"op": "go"})
     began = time.perf_counter()
     worker.resume()
-    worker.receive(deadline=deadline)
-    return time.perf_counter() - began
+    reply = worker.receive(deadline=deadline)
+    return time.perf_counter() - began, reply
+
+
+def device_times(reply: dict[str, Any]) -> list[float]:
+    """Milliseconds of each call by the device's events, [] where the device has none or the reply makes no sense."""
+    times = reply.get("device_ms", [])
+    if not isinstance(times, list) or not all(isinstance(time, (int, float)) for time in times):
+        return []
+    return [float(time) for time in times]
 
 
 def check_leaf(leaf: dict[str, Any], expected: Expected, path: str) -> None:
@@ -155,7 +217,10 @@ def check_leaf(leaf: dict[str, Any], expected: Expected, path: str) -> None:
     if 0 in shape:
         return
     if not leaf["address"] or len(stride) != len(shape) or any(step < 0 for step in stride):
-        raise RejectedError(Outcome.WRONG, f"{path} must be an ordinary strided CPU tensor with memory of its own")
+        raise RejectedError(
+            Outcome.WRONG,
+            f"{path} must be an ordinary strided tensor with memory of its own, on the device of the inputs",
+        )
     itemsize = ITEMSIZE[leaf["dtype"]]
     dense = itemsize * int(np.prod(shape))
     if span_bytes(leaf, itemsize) > _MAX_SPAN_FACTOR * dense + 4096:

@@ -19,10 +19,10 @@ from sandbox.judge.candidate_side import CandidateSide, RejectedError, check_lea
 from sandbox.judge.compare import compare_structure, compare_tensor
 from sandbox.judge.oracle_side import Answer, OracleSide
 from sandbox.judge.values import ITEMSIZE
-from sandbox.judge.worker import Region
 from sandbox.types import Outcome
 
 _OVERWRITE = 0x7F
+_LAYOUT = ("dtype", "shape", "stride")
 Draw = tuple[int, list[dict[str, Any]]]
 """Key in the oracle, and where its tensors lie there."""
 
@@ -133,8 +133,7 @@ class Checker:
             self._oracle.fill(slot, leaves)
         keys = [key for _, (key, _) in draws]
         self._oracle.ask_ahead(keys[0], self._protocol)  # computed while the candidate runs
-        self._candidate.prepare(slots, observe=True)
-        self._candidate.copy_inputs(self._oracle, slots)
+        self._candidate.prepare(self._oracle, slots, observe=True)
         self._candidate.go("ModelNew.forward")
         unchanged = self._candidate.inputs_unchanged(self._oracle, slots)
         described = self._candidate.describe()
@@ -154,7 +153,9 @@ class Checker:
             self._index += 1
             outputs.append(self.compare(one, answers[-1], f"check {self._index} ({label})"))
         self._check_memory(outputs, answers)
-        if overwrite:
+        if overwrite and self._candidate.device == "cuda":
+            self._candidate.overwrite_outputs(_OVERWRITE)
+        elif overwrite:
             for output in outputs:
                 self._overwrite(output)
         self._candidate.worker.resume()
@@ -203,11 +204,28 @@ class Checker:
         table = np.frombuffer(self._candidate.worker.arena.memory, dtype=np.uint64)  # type: ignore[union-attr]
         addresses = table[: num_calls * count].reshape(num_calls, count)
         spans = [span_bytes(leaf, ITEMSIZE[leaf["dtype"]]) for leaf in self._leaves]
-        _refuse_shared(addresses, spans, self._candidate.worker.region)
-        return [
-            self._candidate.read_leaf(leaf | {"address": int(address)})
-            for leaf, address in zip(self._leaves, addresses[chosen], strict=True)
+        _refuse_shared(addresses, spans, self._candidate)
+        leaves = [
+            leaf | {"address": int(address)} for leaf, address in zip(self._leaves, addresses[chosen], strict=True)
         ]
+        if self._candidate.device == "cuda":
+            leaves = self._copied_out(leaves, self._candidate.collect(chosen))
+        return [self._candidate.read_leaf(leaf) for leaf in leaves]
+
+    def _copied_out(self, expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What a timed call returned, as it was copied out: laid out as in the checks, from where the table says."""
+        try:
+            same = [
+                leaf["device_address"] == wanted["address"] and all(leaf[key] == wanted[key] for key in _LAYOUT)
+                for leaf, wanted in zip(found, expected, strict=True)
+            ]
+        except (KeyError, TypeError, ValueError):
+            same = [False]
+        if not all(same):
+            raise RejectedError(
+                Outcome.WRONG, "a timed call returned other shapes, types or strides than the checks saw"
+            )
+        return found
 
     def compare_snapshot(self, arrays: list[np.ndarray], answer: Answer) -> None:
         for index, (array, expected) in enumerate(zip(arrays, answer.outputs, strict=True)):
@@ -225,11 +243,11 @@ class Checker:
         for output, answer in zip(outputs, answers, strict=True):
             mine = []
             for leaf, aliases in zip(output, answer.aliases, strict=True):
-                start = leaf["address"]
+                start = leaf.get("device_address", leaf["address"])
                 end = start + span_bytes(leaf, ITEMSIZE[leaf["dtype"]])
                 if start == end:
                     continue
-                if self._candidate.worker.region.overlaps(start, end):
+                if self._candidate.holds_inputs(start, end):
                     if not aliases:
                         raise RejectedError(Outcome.WRONG, "an output is a view of an input; return memory of its own")
                     continue
@@ -254,13 +272,13 @@ class Checker:
                     raise RejectedError(Outcome.WRONG, f"an output lies in read-only memory: {error}") from error
 
 
-def _refuse_shared(addresses: np.ndarray, spans: list[int], inputs: Region) -> None:
+def _refuse_shared(addresses: np.ndarray, spans: list[int], candidate: CandidateSide) -> None:
     """Results of the calls of one timed batch must not overlap; views of inputs were judged in the checks."""
     blocks = sorted(
         (int(address), int(address) + span)
         for row in addresses
         for address, span in zip(row, spans, strict=True)
-        if span and not inputs.overlaps(int(address), int(address) + span)
+        if span and not candidate.holds_inputs(int(address), int(address) + span)
     )
     if any(start < end for (_, end), (start, _) in zip(blocks, blocks[1:], strict=False)):
         raise RejectedError(

@@ -25,11 +25,22 @@ from sandbox import guard
 from sandbox.compile import CompileService
 from sandbox.config import CompileConfig, JudgeConfig
 from sandbox.judge.device import DeviceJudge
+from sandbox.judge.spec import device_spec
 from sandbox.pool import Device, ProfilerPool
 from sandbox.quiet import QuietLease
 from sandbox.reward import REJECTED
 from sandbox.skill import load_skill
-from sandbox.types import Artifact, Candidate, CompileResult, DeviceError, Judge, Judgement, Outcome, Task
+from sandbox.types import (
+    Artifact,
+    Candidate,
+    CompileResult,
+    DeviceError,
+    Judge,
+    Judgement,
+    Outcome,
+    Sanitized,
+    Task,
+)
 
 Compile = Callable[[str, Candidate], Awaitable[CompileResult]]
 Progress = Callable[[int, int, str], None]
@@ -71,6 +82,13 @@ class JudgeCoordinator(Judge):
         else:
             self._counts["deduplicated"] += 1
         return await asyncio.shield(running)
+
+    async def sanitize(self, task: Task, candidate: Candidate, *, skill: str) -> Sanitized:
+        """compute-sanitizer's findings; raises like `judge`."""
+        artifact, _ = await self._compiled(candidate, skill)
+        if isinstance(artifact, Judgement):
+            return Sanitized(clean=False, text=artifact.message)
+        return await self._on_device(lambda device: device.sanitize(task, candidate, artifact, skill=skill))
 
     async def prepare(self, tasks: list[Task], progress: Progress | None = None) -> dict[str, tuple[float, float]]:
         """Measures every task's baseline ahead; {task_id: (eager_ms, compile_ms)}.
@@ -120,21 +138,26 @@ class JudgeCoordinator(Judge):
             self._counts[f"outcome_{done.result().outcome}"] += 1
 
     async def _judge(self, task: Task, candidate: Candidate, skill: str, timed: bool) -> Judgement:
-        loaded = load_skill(skill)
-        if self._protocol == "hardened" and (refusal := guard.check_source(loaded, candidate)) is not None:
-            return _rejected(Outcome.REFUSED, refusal)
-        result = await self._compile(skill, candidate)
-        self._counts["compile_cached" if result.cached else "compiled"] += 1
-        if result.artifact is None:
-            return _rejected(Outcome.COMPILE_ERROR, result.message)
-        artifact = result.artifact
-        if self._protocol == "hardened" and (refusal := guard.check_symbols(loaded, artifact)) is not None:
-            return _rejected(Outcome.REFUSED, refusal)
+        artifact, details = await self._compiled(candidate, skill)
+        if isinstance(artifact, Judgement):
+            return artifact
         judgement = await self._on_device(
             lambda device: device.judge(task, candidate, artifact, skill=skill, timed=timed)
         )
-        details = {"compile_s": result.seconds, "compile_cached": result.cached}
         return replace(judgement, details=judgement.details | details)
+
+    async def _compiled(self, candidate: Candidate, skill: str) -> tuple[Artifact | Judgement, dict[str, Any]]:
+        """The artifact, or why there is none to run; and what compiling took."""
+        loaded = load_skill(skill)
+        if self._protocol == "hardened" and (refusal := guard.check_source(loaded, candidate)) is not None:
+            return _rejected(Outcome.REFUSED, refusal), {}
+        result = await self._compile(skill, candidate)
+        self._counts["compile_cached" if result.cached else "compiled"] += 1
+        if result.artifact is None:
+            return _rejected(Outcome.COMPILE_ERROR, result.message), {}
+        if self._protocol == "hardened" and (refusal := guard.check_symbols(loaded, result.artifact)) is not None:
+            return _rejected(Outcome.REFUSED, refusal), {}
+        return result.artifact, {"compile_s": result.seconds, "compile_cached": result.cached}
 
     async def _on_device(self, job: Callable[[Device], Awaitable[_Result]]) -> _Result:
         """Runs a job on the next free device, again elsewhere after trouble of ours."""
@@ -166,6 +189,9 @@ class LocalDevice:
     async def warm_compile(self, task: Task) -> float:
         return await asyncio.to_thread(self._judge.warm_compile, task)
 
+    async def sanitize(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str) -> Sanitized:
+        return await asyncio.to_thread(self._judge.sanitize, task, candidate, artifact, skill=skill)
+
     async def close(self) -> None:
         await asyncio.to_thread(self._judge.close)
 
@@ -191,23 +217,16 @@ class LocalJudge(JudgeCoordinator):
         )
 
 
-def make_device_judge(config: JudgeConfig, index: int, registry_dir: Path) -> DeviceJudge:
-    """DeviceJudge `index` of this machine, on its share of the cores, ready to judge. Raises DeviceError."""
-    judge = DeviceJudge(config, device_cores(config, index), QuietLease(registry_dir) if config.quiet else None)
-    judge.wait_ready()
+def make_device_judge(config: JudgeConfig, index: int, registry_dir: Path, *, gpu: int | None = None) -> DeviceJudge:
+    """DeviceJudge `index` of this machine, ready to judge; `gpu` as of device_spec. Raises DeviceError."""
+    spec = device_spec(config, index, gpu=gpu)
+    judge = DeviceJudge(config, spec, QuietLease(registry_dir) if config.quiet else None)
+    try:
+        judge.wait_ready()
+    except BaseException:
+        judge.close()
+        raise
     return judge
-
-
-def device_cores(config: JudgeConfig, index: int) -> list[int]:
-    """The cores of device `index`. Raises ValueError where the machine has too few."""
-    available = sorted(os.sched_getaffinity(0))
-    needed = (index + 1) * config.cores_per_device
-    if needed > len(available):
-        raise ValueError(
-            f"judge.num_devices={config.num_devices} of judge.cores_per_device={config.cores_per_device} "
-            f"need {needed} cores, this machine has {len(available)}; lower one of the two"
-        )
-    return available[needed - config.cores_per_device : needed]
 
 
 def _rejected(outcome: Outcome, message: str) -> Judgement:

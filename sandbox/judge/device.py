@@ -5,12 +5,14 @@
     clock, comparison │                                      └─► candidate worker: model_new.py + kernels, other user
     verdict           └── compile zygote (TorchInductor) ──────► baseline worker: eager against torch.compile
 
-Both workers are new for every judgement and dead before its verdict is returned. On CPU a device is a set of cores.
+Both workers are new for every judgement and dead before its verdict is returned. On CPU a device is a set of cores; a
+GPU has a context in each worker, and what may have been its fault is only a verdict when it happens twice.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import shutil
@@ -18,40 +20,49 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sandbox.baselines import Baseline, BaselineStore
 from sandbox.config import JudgeConfig
-from sandbox.judge import timing
+from sandbox.judge import sanitize, timing
 from sandbox.judge.arena import MemoryAccessError
 from sandbox.judge.candidate_side import CandidateSide, RejectedError
+from sandbox.judge.fits import check_fits
 from sandbox.judge.hygiene import Bounds
 from sandbox.judge.oracle_side import OracleSide, new_seed
 from sandbox.judge.ownwork import refuse_observed
 from sandbox.judge.run import Run, time_pair
-from sandbox.judge.worker import Worker
-from sandbox.judge.zygote import Zygote
+from sandbox.judge.spec import DeviceSpec
+from sandbox.judge.worker import Worker, WorkerError
+from sandbox.judge.zygote import Kind, Zygote
 from sandbox.quiet import QuietLease
 from sandbox.reward import REJECTED, eq1
 from sandbox.skill import load_skill
-from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Outcome, Task
+from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Outcome, Sanitized, Task
 
 _DRIFT_LIMIT = 2.0
+_START_TIMEOUT_S = 120.0
+_MEMORY_RETURNS_S, _HEALTHY_FREE_SHARE = 30.0, 0.9
+_ROOMY_SHARE = 0.75
+"""Of the memory that was free at first: two workers' contexts take a part, another program would take more."""
 _user_ids = itertools.count()
 
 
 class DeviceJudge:
     """One device. It does one job at a time; only `warm_compile` may run in another thread beside it."""
 
-    def __init__(self, config: JudgeConfig, cores: list[int], quiet: QuietLease | None = None) -> None:
+    def __init__(self, config: JudgeConfig, spec: DeviceSpec, quiet: QuietLease | None = None) -> None:
         self._config = config
-        self._cores = cores
+        self._spec = spec
         self._quiet = quiet
         self._cache_dir = config.baseline_dir.expanduser()
-        self._baselines = BaselineStore(self._cache_dir, threads=len(cores))
-        self._zygote = Zygote("judge", num_threads=len(cores), cache_dir=self._cache_dir / "inductor")
+        self._gpu: dict[str, Any] = {}
+        """What the first worker of a GPU said about it."""
+        self._zygote = self._make_zygote("judge")
         self._compile_zygote: Zygote | None = None
+        self._has_room = False
         self._starting = threading.Lock()
         self._uid = _free_uid() if os.geteuid() == 0 else None
 
@@ -63,39 +74,52 @@ class DeviceJudge:
         Raises:
             DeviceError: trouble of ours; restart the device and try again.
             TaskError: the reference itself does not run.
+            ValueError: the skill's candidates do not run on this kind of device.
         """
+        check_fits(skill, artifact, self._spec, self._gpu)
+        try:
+            return self._judge(task, candidate, artifact, skill, timed)
+        except _SuspectError as first:
+            self._require_healthy()
+            try:
+                judgement = self._judge(task, candidate, artifact, skill, timed)
+            except _SuspectError as second:
+                judgement = second.judgement
+            return replace(judgement, details=judgement.details | {"first_try": first.judgement.message})
+
+    def _judge(self, task: Task, candidate: Candidate, artifact: Artifact, skill: str, timed: bool) -> Judgement:
         phases: dict[str, float] = {}
         began = time.monotonic()
         with self._scratch(candidate, artifact) as scratch, self._workers() as (oracle_worker, candidate_worker):
-            oracle = OracleSide(oracle_worker, task)
-            side = CandidateSide(candidate_worker, self._config.timeout_s, self._config.protocol)
+            oracle = OracleSide(oracle_worker, task, self._spec.kind, has_room=self._has_room)
+            side = CandidateSide(candidate_worker, self._config.timeout_s, self._config.protocol, self._spec.kind)
             if self._config.protocol == "hardened":
                 side.observed = refuse_observed
             run = Run(self._config, oracle, side, phases)
+            details: dict[str, Any] = {"protocol": self._config.protocol} | self._described_gpu()
             try:
                 run.load(scratch, artifact, load_skill(skill).extension_module)
                 report = run.check()
-                details: dict[str, Any] = {"protocol": self._config.protocol, "checks": report.to_json()}
+                details["checks"] = report.to_json()
                 if not timed:
-                    return _judgement(
-                        Outcome.CORRECT,
-                        None,
-                        f"correct in {report.num_checks} checks; not timed",
-                        details,
-                        phases,
-                        began,
-                    )
+                    text = f"correct in {report.num_checks} checks; not timed"
+                    return _judgement(Outcome.CORRECT, None, text, details, phases, began)
                 with run.phase("baseline_s"):
                     baseline = self.baseline_of(task)
                 with self._hold_quiet(oracle_worker, candidate_worker):
                     candidate_series, eager_series = run.time()
                 run.verify_timed()
+                if self._spec.kind == "cuda":
+                    details["outside_ms"] = run.outside_ms
+                    if self._config.protocol == "hardened":
+                        details["floor"] = run.check_floor(candidate_series)
                 with run.phase("baseline_s"):
                     baseline = self._revised(task, baseline, eager_series, details)
             except RejectedError as rejection:
-                return _judgement(
-                    rejection.outcome, REJECTED, rejection.message, {"protocol": self._config.protocol}, phases, began
-                )
+                judgement = _judgement(rejection.outcome, REJECTED, rejection.message, details, phases, began)
+                if rejection.device_trouble:
+                    raise _SuspectError(judgement) from rejection
+                return judgement
             except MemoryAccessError as error:
                 raise DeviceError(
                     f"the judge cannot read its workers' memory ({error}); it needs to run as root with "
@@ -103,26 +127,76 @@ class DeviceJudge:
                 ) from error
         return self._timed_judgement(baseline, candidate_series, eager_series, details, phases, began)
 
+    def _require_healthy(self) -> None:
+        """Raises DeviceError where a new worker cannot compute on the device, or where its memory stays taken."""
+        if self._spec.kind == "cpu":
+            return
+        deadline = time.monotonic() + _MEMORY_RETURNS_S
+        while True:
+            with self._oracle_worker(self._zygote) as worker:
+                free, was_free = self._start([worker])["free_bytes"], self._gpu["free_bytes"]
+            if free >= _HEALTHY_FREE_SHARE * was_free:
+                return
+            if time.monotonic() > deadline:
+                raise DeviceError(f"{free >> 20} MiB of {self._gpu['name']} are free, {was_free >> 20} were at first")
+            time.sleep(0.5)  # a killed process's memory comes back after its end
+
     def baseline(self, task: Task) -> tuple[float, float]:
         """(eager_ms, compile_ms) of a task, from the cache or measured now."""
         baseline = self.baseline_of(task)
         return baseline.eager_ms, baseline.compile_ms
 
     def baseline_of(self, task: Task, *, fresh: bool = False) -> Baseline:
-        return self._baselines.get_or_measure(task, lambda: self._measure_baseline(task), fresh=fresh)
+        return self._store.get_or_measure(task, lambda: self._measure_baseline(task), fresh=fresh)
 
     def warm_compile(self, task: Task) -> float:
         """Compiles a task into the kernel cache without timing it; seconds. May run beside other work."""
         began = time.monotonic()
-        if not self._baselines.has(task):
+        if not self._store.has(task):
             with self._oracle_worker(self._compiler()) as worker, self._quiet_citizen(worker):
-                oracle = OracleSide(worker, task)
+                self._start([worker])
+                oracle = OracleSide(worker, task, self._spec.kind, has_room=self._has_room)
                 oracle.build(perturb=False)
                 oracle.ask({"op": "compile", "seed": new_seed()})
         return time.monotonic() - began
 
+    def sanitize(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str) -> Sanitized:
+        """Runs a candidate once under compute-sanitizer, as the candidate's user. Raises like `judge`."""
+        check_fits(skill, artifact, self._spec, self._gpu)
+        if self._spec.kind != "cuda":
+            return Sanitized(clean=False, text="compute-sanitizer looks at CUDA kernels; this judge has no GPU")
+        with self._scratch(candidate, artifact) as scratch:
+            return sanitize.run(task, artifact, scratch, load_skill(skill).extension_module, self._spec, self._uid)
+
     def wait_ready(self) -> None:
+        """Raises DeviceError where the device cannot be used."""
         self._zygote.wait_ready()
+        if self._spec.kind == "cuda":
+            with self._oracle_worker(self._zygote) as worker:
+                self._gpu = self._start([worker])
+
+    @functools.cached_property
+    def _store(self) -> BaselineStore:
+        gpu = f"{self._gpu['name']}; CUDA {self._gpu['cuda']}" if self._gpu else ""
+        return BaselineStore(self._cache_dir, threads=len(self._spec.cores), gpu=gpu)
+
+    def _described_gpu(self) -> dict[str, Any]:
+        return {"gpu": self._gpu["name"]} if self._gpu else {}
+
+    def _start(self, workers: list[Worker]) -> dict[str, Any]:
+        """Has new workers start the device, side by side; facts about it. Nothing of a candidate runs yet."""
+        facts: dict[str, Any] = {}
+        try:
+            for worker in workers:
+                worker.send({"op": "start"})
+            for worker in workers:
+                facts = worker.receive(deadline=time.monotonic() + _START_TIMEOUT_S)
+        except WorkerError as error:
+            said = getattr(error, "stderr", "") or getattr(error, "traceback", "")
+            device = f"GPU {self._spec.visible}" if self._spec.visible else "the CPU"
+            raise DeviceError(f"a new worker cannot use {device}: {error} {said}") from error
+        self._has_room = bool(self._gpu) and facts["free_bytes"] >= _ROOMY_SHARE * self._gpu["free_bytes"]
+        return facts
 
     def close(self) -> None:
         self._zygote.close()
@@ -135,10 +209,13 @@ class DeviceJudge:
     def _compiler(self) -> Zygote:
         with self._starting:
             if self._compile_zygote is None:
-                self._compile_zygote = Zygote(
-                    "compile", num_threads=len(self._cores), cache_dir=self._cache_dir / "inductor"
-                )
+                self._compile_zygote = self._make_zygote("compile")
             return self._compile_zygote
+
+    def _make_zygote(self, kind: Kind) -> Zygote:
+        return Zygote(
+            kind, num_threads=len(self._spec.cores), cache_dir=self._cache_dir / "inductor", gpu=self._spec.visible
+        )
 
     @contextlib.contextmanager
     def _hold_quiet(self, *timed: Worker) -> Iterator[None]:
@@ -173,7 +250,8 @@ class DeviceJudge:
         """Eager and torch.compile, interleaved in one fresh process."""
         began = time.monotonic()
         with self._oracle_worker(self._compiler()) as worker:
-            oracle = OracleSide(worker, task)
+            self._start([worker])
+            oracle = OracleSide(worker, task, self._spec.kind, has_room=self._has_room)
             oracle.build(perturb=False)
             oracle.ask({"op": "compile", "seed": new_seed()})
             compiled_s = time.monotonic() - began
@@ -248,21 +326,29 @@ class DeviceJudge:
                 self._zygote,
                 "runner",
                 Bounds(
-                    cores=self._cores,
+                    cores=self._spec.cores,
                     memory_bytes=self._config.memory_mb << 20,
                     uid=self._uid,
                     write_files=False,
-                    cpu_s=int(self._config.timeout_s * (len(self._cores) + 1)) + 5,
+                    cpu_s=int(self._config.timeout_s * (len(self._spec.cores) + 1)) + 5,
+                    device=self._spec.kind,
                 ),
             ) as candidate,
         ):
+            self._start([oracle, candidate])
             yield oracle, candidate
 
     def _oracle_worker(self, zygote: Zygote) -> Worker:
         return Worker(
             zygote,
             "oracle",
-            Bounds(cores=self._cores, memory_bytes=self._config.memory_mb << 21, uid=None, write_files=True),
+            Bounds(
+                cores=self._spec.cores,
+                memory_bytes=self._config.memory_mb << 21,
+                uid=None,
+                write_files=True,
+                device=self._spec.kind,
+            ),
         )
 
     @contextlib.contextmanager
@@ -278,6 +364,14 @@ class DeviceJudge:
             yield scratch
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+class _SuspectError(Exception):
+    """A verdict that a sick device could have caused as well."""
+
+    def __init__(self, judgement: Judgement) -> None:
+        super().__init__(judgement.message)
+        self.judgement = judgement
 
 
 def _judgement(

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CLONE_NEWNET, _CLONE_NEWIPC = 0x40000000, 0x08000000
+_DRIVER_FILE_BYTES = 64 << 20
+"""A CUDA driver keeps small files in memory of its own; the candidate's user may write nowhere else."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -20,10 +22,12 @@ class Bounds:
 
     cores: list[int]
     memory_bytes: int
+    """Beyond what the process has mapped when it is forked."""
     uid: int | None
     """Drop to this user; None where the judge itself is unprivileged."""
     write_files: bool
     cpu_s: int | None = None
+    device: str = "cpu"
 
 
 def isolate_network() -> bool:
@@ -40,12 +44,16 @@ def confine(bounds: Bounds, *, keep: list[int]) -> None:
     os.sched_setaffinity(0, bounds.cores)
     _close_others(keep)
     _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_NOFILE, 256)
-    _limit(resource.RLIMIT_AS, _address_space() + bounds.memory_bytes)
+    if bounds.device == "cpu":
+        _limit(resource.RLIMIT_NOFILE, 256)
+        _limit(resource.RLIMIT_AS, _address_space() + bounds.memory_bytes)
+    else:  # a CUDA context reserves more addresses than any machine has memory; what is writable is limited instead
+        _limit(resource.RLIMIT_NOFILE, 1024)
+        _limit(resource.RLIMIT_DATA, _address_space() + bounds.memory_bytes)
     if bounds.cpu_s is not None:
         _limit(resource.RLIMIT_CPU, bounds.cpu_s)
     if not bounds.write_files:
-        _limit(resource.RLIMIT_FSIZE, 0)
+        _limit(resource.RLIMIT_FSIZE, 0 if bounds.device == "cpu" else _DRIVER_FILE_BYTES)
     if bounds.uid is not None:
         _limit(resource.RLIMIT_NPROC, 512)
         os.setgroups([])

@@ -1,7 +1,8 @@
 """The reference's process: runs the task's Model, never a candidate's code.
 
 It draws inputs from secret seeds, answers them in float64 (and as eager runs them), and serves the eager and the
-torch.compile model to the clock through the same ModelServer as the candidate.
+torch.compile model to the clock through the same ModelServer as the candidate. Draws and answers lie in the host's
+memory, models run where the placement says.
 """
 
 from __future__ import annotations
@@ -19,26 +20,20 @@ import torch
 
 from sandbox.judge.channel import Channel
 from sandbox.judge.inputs import Transform, apply_transform, change_block, perturb_parameters, transforms_for
-from sandbox.judge.serving import (
-    ModelServer,
-    address_of,
-    answer_until_closed,
-    describe,
-    is_tensor,
-    leaf_of,
-    settle_allocator,
-)
+from sandbox.judge.placement import Placement, leaf_of, make_placement, settle_allocator
+from sandbox.judge.serving import ModelServer, answer_until_closed, is_tensor
 from sandbox.judge.values import flatten, pack_tensors, unflatten
 
 _TOLERANCE = {"float32": 1e-4, "float64": 1e-4, "float16": 1e-2, "bfloat16": 1e-2}
 _JITTER = 1e-6
+_FOOTPRINT_SAMPLES = 4
 
 
 class OracleServer(ModelServer):
     """One task."""
 
-    def __init__(self, channel: Channel) -> None:
-        super().__init__(channel)
+    def __init__(self, channel: Channel, placement: Placement) -> None:
+        super().__init__(channel, placement)
         self._task: Any = None
         self._reference: torch.nn.Module = torch.nn.Identity()
         self._double: torch.nn.Module | None = None
@@ -56,15 +51,15 @@ class OracleServer(ModelServer):
         sys.modules["task_model"] = self._task  # dataclasses and pickle look classes up there
         exec(compile(message["code"], "model.py", "exec"), self._task.__dict__)
         torch.manual_seed(message["seed"])
-        arguments = self._task.get_init_inputs()
-        self._reference = self._task.Model(*arguments).eval()
-        state = self._reference.state_dict()
+        init_tensors: list[Any] = []
+        init = flatten(self._task.get_init_inputs(), is_tensor, init_tensors)
+        arguments = unflatten(init, [self.placement.copy_in(tensor) for tensor in init_tensors])
+        with self.placement.creation():
+            self._reference = self._task.Model(*arguments).eval().to(self.placement.kind)
+        state = {name: self.placement.copy_out(tensor) for name, tensor in self._reference.state_dict().items()}
         self._originals = {name: tensor.clone() for name, tensor in state.items()}
         self.models["eager"] = self._reference
-        init_tensors: list[Any] = []
-        init = flatten(arguments, is_tensor, init_tensors)
-        draw: list[Any] = []
-        inputs = flatten(self._draw_natural(message["seed"]), is_tensor, draw)
+        inputs, draw = self._draw_natural(message["seed"])
         self._transforms = transforms_for(draw)
         return {
             "init": init,
@@ -79,16 +74,16 @@ class OracleServer(ModelServer):
         """Redraws the weights in place; the reply says where the supervisor can read them."""
         if message["perturb"]:
             perturb_parameters(self._reference, self._originals, _generator(message["seed"]))
-        self._weights = {name: tensor.contiguous() for name, tensor in self._reference.state_dict().items()}
+        self._weights = {
+            name: self.placement.copy_out(tensor.contiguous()) for name, tensor in self._reference.state_dict().items()
+        }
         self._double = None
         return {"weights": [leaf_of(tensor) | {"name": name} for name, tensor in self._weights.items()]}
 
     def do_draw(self, message: dict[str, Any]) -> dict[str, Any]:
         """Makes inputs and keeps them under `key`: natural, or made from an earlier draw `base`."""
         kind, base = message["kind"], self._draws.get(message.get("base", -1))
-        natural: list[Any] = []
-        if kind == "natural" or kind == "block":
-            flatten(self._draw_natural(message["seed"]), is_tensor, natural)
+        _, natural = self._draw_natural(message["seed"]) if kind in ("natural", "block") else ({}, [])
         if kind == "natural":
             tensors = natural
         elif kind == "block":
@@ -123,36 +118,76 @@ class OracleServer(ModelServer):
         key, node = message["key"], message["inputs"]
         inputs = self._draws[key]
         self._use_threads(1)
-        clones = [tensor.clone() for tensor in inputs]
+        placed = [self.placement.copy_in(tensor) for tensor in inputs]
         with torch.no_grad():
-            eager = self._reference(*unflatten(node, clones))
+            eager = self._reference(*unflatten(node, placed))
         if self._mutates is None:
-            self._mutates = any(not _same_bytes(old, new) for old, new in zip(inputs, clones, strict=True))
-        eager_tensors: list[Any] = []
-        flatten(eager, is_tensor, eager_tensors)
-        exact_tensors = _matching_double(self._run_double(inputs, node) if message["exact"] else None, eager_tensors)
-        unstable = self._unstable_integers(inputs, node, eager_tensors) if message["exact"] else {}
-        self._answers[key] = [eager, exact_tensors, unstable]
-        return {
-            "output": describe(eager),
+            after = [self.placement.copy_out(tensor) for tensor in placed]
+            self._mutates = any(not _same_bytes(old, new) for old, new in zip(inputs, after, strict=True))
+        tensors: list[Any] = []
+        output = flatten(eager, is_tensor, tensors)
+        exact = _matching_double(self._run_double(inputs, node) if message["exact"] else None, tensors)
+        unstable = self._unstable_integers(inputs, node, tensors) if message["exact"] else {}
+        facts = {
             "mutates": self._mutates,
-            "aliases": [_shares_storage(tensor, clones) for tensor in eager_tensors],
-            "exact": [leaf_of(tensor) if tensor is not None else None for tensor in exact_tensors],
-            "unstable": {str(index): leaf_of(mask) for index, mask in unstable.items()},
-            "meets_tolerance": _meets_tolerance(eager_tensors, exact_tensors),
-            "finite": all(bool(torch.isfinite(tensor).all()) for tensor in eager_tensors if tensor.is_floating_point()),
+            "aliases": [_shares_storage(tensor, placed, self.placement) for tensor in tensors],
+            "meets_tolerance": _meets_tolerance(tensors, exact),
+            "finite": all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point()),
+        }
+        return facts | {"node": output} | self._kept(key, tensors, exact, unstable)
+
+    def _kept(self, key: int, eager: list[Any], exact: list[Any], unstable: dict[int, Any]) -> dict[str, Any]:
+        """Keeps an answer in the host's memory; where its tensors lie there."""
+        out = self.placement.copy_out
+        host_eager = [out(tensor) for tensor in eager]
+        host_exact = [out(tensor) if tensor is not None else None for tensor in exact]
+        host_unstable = {index: out(mask) for index, mask in unstable.items()}
+        self._answers[key] = [host_eager, host_exact, host_unstable]
+        return {
+            "leaves": [leaf_of(tensor) for tensor in host_eager],
+            "exact": [leaf_of(tensor) if tensor is not None else None for tensor in host_exact],
+            "unstable": {str(index): leaf_of(mask) for index, mask in host_unstable.items()},
         }
 
     def do_compile(self, message: dict[str, Any]) -> dict[str, Any]:
         """Compiles the reference with torch.compile in default mode, on one natural draw; `models["compile"]`."""
         self._use_threads(self._num_threads)
         compiled = torch.compile(self._reference)
-        inputs = self._draw_natural(message["seed"])
+        node, tensors = self._draw_natural(message["seed"])
+        inputs = unflatten(node, [self.placement.copy_in(tensor) for tensor in tensors])
         with torch.no_grad():
             for _ in range(2):
                 compiled(*inputs)
         self.models["compile"] = compiled
         return {}
+
+    def do_footprint(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Bytes that any correct answer to a draw has to move: outputs, and inputs as far as blocks of them matter.
+
+        A block matters if the answer changes with it. Samples of blocks are changed; where a change is lost (a mask, a
+        maximum) the share comes out too small, which is on the safe side. `rate`: Placement.copy_rate for that much.
+        """
+        inputs, node = self._draws[message["key"]], message["inputs"]
+        _, others = self._draw_natural(message["seed"])
+        before = self._outputs_of(inputs, node)
+        total = sum(tensor.numel() * tensor.element_size() for tensor in before)
+        generator = _generator(message["seed"])
+        for index, tensor in enumerate(inputs):
+            matters = 0
+            for _ in range(_FOOTPRINT_SAMPLES):
+                changed = [*inputs[:index], change_block(tensor, others[index], generator), *inputs[index + 1 :]]
+                after = self._outputs_of(changed, node)
+                matters += any(not _same_bytes(old, new) for old, new in zip(before, after, strict=True))
+            total += tensor.numel() * tensor.element_size() * matters // _FOOTPRINT_SAMPLES
+        return {"bytes": total, "rate": self.placement.copy_rate(total)}
+
+    def _outputs_of(self, inputs: list[Any], node: dict[str, Any]) -> list[Any]:
+        """Eager's outputs that are no views of inputs, in the host's memory."""
+        placed = [self.placement.copy_in(tensor) for tensor in inputs]
+        tensors: list[Any] = []
+        flatten(self._run(self._reference, placed, node), is_tensor, tensors)
+        own = [tensor for tensor in tensors if not _shares_storage(tensor, placed, self.placement)]
+        return [self.placement.copy_out(tensor) for tensor in own]
 
     def do_settle(self, message: dict[str, Any]) -> dict[str, Any]:
         """Before the clock starts: as few leftovers of the checks as possible."""
@@ -166,20 +201,26 @@ class OracleServer(ModelServer):
         if torch.get_num_threads() != count:
             torch.set_num_threads(count)
 
-    def _draw_natural(self, seed: int) -> list[Any]:
+    def _draw_natural(self, seed: int) -> tuple[dict[str, Any], list[Any]]:
+        """Node and tensors, in the host's memory, of get_inputs(); drawn where models run, which is faster."""
         torch.manual_seed(seed)
-        return list(self._task.get_inputs())
+        with self.placement.creation():
+            drawn = list(self._task.get_inputs())
+        tensors: list[Any] = []
+        node = flatten(drawn, is_tensor, tensors)
+        return node, [self.placement.copy_out(tensor) for tensor in tensors]
 
-    def _run(self, model: torch.nn.Module, tensors: list[Any], node: dict[str, Any]) -> Any:
+    def _run(self, model: torch.nn.Module, placed: list[Any], node: dict[str, Any]) -> Any:
         with torch.no_grad():
-            return model(*unflatten(node, [tensor.clone() for tensor in tensors]))
+            return model(*unflatten(node, placed))
 
     def _run_double(self, tensors: list[Any], node: dict[str, Any]) -> Any:
         """The reference in float64, or None where it cannot run so."""
         try:
             if self._double is None:
                 self._double = copy.deepcopy(self._reference).double()
-            wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
+            placed = [self.placement.copy_in(tensor) for tensor in tensors]
+            wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in placed]
             with _default_dtype(torch.float64):
                 return self._run(self._double, wide, node)
         except (RuntimeError, TypeError, ValueError):  # the task mixes in float32 of its own: eager is the reference
@@ -190,9 +231,10 @@ class OracleServer(ModelServer):
         integers = [index for index, tensor in enumerate(eager) if not tensor.is_floating_point()]
         if not integers or not any(tensor.is_floating_point() for tensor in tensors):
             return {}
+        placed = [self.placement.copy_in(tensor) for tensor in tensors]
         moved = [
             tensor * (1 + _JITTER * torch.randn_like(tensor)) if tensor.is_floating_point() else tensor
-            for tensor in tensors
+            for tensor in placed
         ]
         again: list[Any] = []
         flatten(self._run(self._reference, moved, node), is_tensor, again)
@@ -203,10 +245,10 @@ class OracleServer(ModelServer):
         }
 
 
-def serve(channel: Channel) -> None:
+def serve(channel: Channel, device: str) -> None:
     """Answers until the supervisor hangs up. A failure is the task's or ours, never a candidate's."""
     settle_allocator()
-    answer_until_closed(channel, OracleServer(channel), _describe_error)
+    answer_until_closed(channel, OracleServer(channel, make_placement(device)), _describe_error)
 
 
 def _describe_error(error: BaseException) -> dict[str, Any]:
@@ -270,9 +312,9 @@ def _is_close(narrow: torch.Tensor, wide: torch.Tensor, tolerance: float) -> boo
     return not bool(finite.any()) or _is_close(narrow[finite].double(), wide[finite], tolerance)
 
 
-def _shares_storage(tensor: Any, inputs: list[Any]) -> bool:
-    storages = {leaf.untyped_storage().data_ptr() for leaf in inputs if address_of(leaf)}
-    return bool(address_of(tensor)) and tensor.untyped_storage().data_ptr() in storages
+def _shares_storage(tensor: Any, inputs: list[Any], placement: Placement) -> bool:
+    storages = {leaf.untyped_storage().data_ptr() for leaf in inputs if placement.address_of(leaf)}
+    return bool(placement.address_of(tensor)) and tensor.untyped_storage().data_ptr() in storages
 
 
 def _same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:

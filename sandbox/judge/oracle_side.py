@@ -20,7 +20,17 @@ from sandbox.types import DeviceError, Task
 ORACLE_TIMEOUT_S = 120.0
 MAX_SLOTS = 33
 _MAX_ARENA_BYTES = 256 << 20
-_OUR_TROUBLE = ("No working C++ compiler", "No space left on device", "Cannot allocate memory")
+_OUR_TROUBLE = (
+    "No working C++ compiler",
+    "No space left on device",
+    "Cannot allocate memory",
+    "CUDA error",
+    "CUDA driver",
+    "CUDA out of memory",
+    "cuDNN error",
+    "CUBLAS_STATUS",
+    "NVML",
+)
 """Words of errors in the reference's process that say nothing about the task."""
 
 
@@ -74,9 +84,12 @@ class Answer:
 class OracleSide:
     """The reference worker: draws, answers and weights. Its failures are the task's (TaskError) or ours."""
 
-    def __init__(self, worker: Worker, task: Task) -> None:
+    def __init__(self, worker: Worker, task: Task, device: str = "cpu", *, has_room: bool = False) -> None:
+        """`has_room`: the device's memory was free when the worker began, so a lack of it is the task's own."""
+        self._has_room = has_room
         self.worker = worker
         self.task = task
+        self.device = device
         self.facts: dict[str, Any] = {}
         self.layout: Layout
         self._next_key = 0
@@ -121,6 +134,11 @@ class OracleSide:
         try:
             return self.worker.receive(deadline=time.monotonic() + ORACLE_TIMEOUT_S)
         except WorkerReplyError as error:
+            if self._has_room and "out of memory" in error.message:
+                raise TaskError(
+                    f"task {self.task.task_id}: the reference needs more memory than the device has: {error.message}. "
+                    "Make it smaller or leave it out"
+                ) from error
             if any(word in error.message for word in _OUR_TROUBLE):
                 raise DeviceError(f"task {self.task.task_id}: {error}") from error
             raise TaskError(
@@ -150,6 +168,12 @@ class OracleSide:
         self._next_key += 1
         self.ask({"op": "adopt", "slot": slot, "key": self._next_key})
         return self._next_key
+
+    def footprint(self, key: int) -> tuple[int, float | None]:
+        """Bytes that any correct answer to a draw moves, and the rate of a copy of that size (None: no floor)."""
+        seed = new_seed() % (1 << 31)
+        reply = self.ask({"op": "footprint", "key": key, "inputs": self.facts["inputs"], "seed": seed})
+        return reply["bytes"], reply["rate"]
 
     def redraw_weights(self, *, perturb: bool) -> list[dict[str, Any]]:
         """Where the new weights lie in the oracle's memory; earlier answers no longer hold."""
@@ -191,7 +215,7 @@ class OracleSide:
     def _read_answer(self, protocol: str) -> Answer:
         reply = self.receive()
         outputs = []
-        for index, leaf in enumerate(reply["output"]["leaves"]):
+        for index, leaf in enumerate(reply["leaves"]):
             exact = reply["exact"][index]
             unstable = reply["unstable"].get(str(index))
             needs_eager = exact is None or protocol == "paper" or not reply["meets_tolerance"]
@@ -209,7 +233,7 @@ class OracleSide:
                 )
             )
         return Answer(
-            node=reply["output"]["node"],
+            node=reply["node"],
             outputs=outputs,
             aliases=reply["aliases"],
             mutates=reply["mutates"],

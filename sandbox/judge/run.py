@@ -17,12 +17,17 @@ from sandbox.judge.candidate_side import CandidateSide, RejectedError
 from sandbox.judge.checks import Checker, CheckReport
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.worker import WorkerError
-from sandbox.types import Artifact, Outcome
+from sandbox.types import Artifact, DeviceError, Outcome
 
 _MAX_VERIFIED_OUTPUTS = 2
 _BASELINE_ROUNDS = 11
 _BASELINE_WARMUP_MS = 150.0
 _BASELINE_ATTEMPTS = 3
+_GPU_WARMUP_MS = 300.0
+_CLOCKS_AGREE, _CLOCK_SLACK_MS = 0.8, 0.03
+"""Events and the supervisor's clock may differ by so much, and by what a round trip varies."""
+_FLOOR_MARGIN, _LEAST_FLOOR_BYTES = 1.2, 4 << 20
+"""Below so many bytes a copy's time is that of its launch."""
 _CALM = 1.25
 """Upper over lower quartile of the rounds below which a baseline is not timed again."""
 
@@ -40,6 +45,8 @@ class Run:
         self._checker = Checker(oracle, candidate, num_checks=config.num_checks)
         self._snapshots: list[tuple[int, list[np.ndarray]]] = []
         self._mutates = False
+        self.outside_ms: dict[str, dict[str, float]] = {}
+        """On a GPU, times by the supervisor's clock, for Judgement.details."""
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -106,7 +113,7 @@ class Run:
             slots.fill_all()
             for contender in (candidate, eager):
                 timing.measure_overhead(contender)
-            timing.warm_up([candidate, eager], every, warmup_ms=self._config.warmup_ms)
+            timing.warm_up([candidate, eager], every, warmup_ms=self._warmup_ms())
             rounds = timing.plan_rounds(self._config.timed_rounds, 3 * timing.TARGET_BATCH_S)
             observed = secrets.randbelow(rounds)
             verified = set(secrets.SystemRandom().sample(range(rounds), min(_MAX_VERIFIED_OUTPUTS, rounds)))
@@ -114,7 +121,51 @@ class Run:
                 if index == observed:
                     self._observed_batch(candidate, slots, every)
                 self._round(candidate, eager, slots, every, verify=index in verified)
+            if self._oracle.device == "cuda":
+                self._compare_clocks(candidate, eager)
             return candidate.series, eager.series
+
+    def _warmup_ms(self) -> float:
+        """A GPU's clock frequency takes longer to rise than a core's."""
+        return max(self._config.warmup_ms, _GPU_WARMUP_MS if self._oracle.device == "cuda" else 0.0)
+
+    def _compare_clocks(self, candidate: timing.Contender, eager: timing.Contender) -> None:
+        """The device's events against the supervisor's clock, which sees all that the device does.
+
+        Raises DeviceError where they cannot both be right, RejectedError where a candidate's calls take longer than
+        torch's current stream knows of.
+        """
+        self.outside_ms = {"candidate": candidate.outside.to_json(), "eager": eager.outside.to_json()}
+        for contender in (eager, candidate):
+            outside, device = contender.outside.median_ms, contender.series.median_ms
+            if outside < _CLOCKS_AGREE * device - _CLOCK_SLACK_MS:
+                raise DeviceError(f"the supervisor's clock says {outside:.4g} ms a call, the device's {device:.4g} ms")
+        # the fastest round: a busy host makes some slow, work that events do not see makes all slow
+        outside, device = min(candidate.outside.values_ms), candidate.series.median_ms
+        if outside > device / _CLOCKS_AGREE + _CLOCK_SLACK_MS:
+            raise RejectedError(
+                Outcome.REFUSED,
+                f"a call takes {outside:.4g} ms until the device is idle, and {device:.4g} ms on torch's current "
+                "stream; enqueue all work on that stream",
+                device_trouble=True,
+            )
+
+    def check_floor(self, candidate: timing.Series) -> dict[str, float]:
+        """Raises RejectedError where a candidate is faster than its inputs and outputs can be moved."""
+        with self.phase("floor_s"):
+            key, _ = self._oracle.draw()
+            num_bytes, rate = self._oracle.footprint(key)
+            self._oracle.forget([key])
+        if rate is None or num_bytes < _LEAST_FLOOR_BYTES:
+            return {"bytes": num_bytes}
+        floor_ms = num_bytes / (_FLOOR_MARGIN * rate)
+        if candidate.median_ms < floor_ms:
+            raise RejectedError(
+                Outcome.REFUSED,
+                f"{candidate.median_ms:.4g} ms is faster than the {num_bytes / 1e6:.4g} MB that every right answer has "
+                f"to move can be copied ({floor_ms:.4g} ms); no kernel does that, so the work is not done in the call",
+            )
+        return {"bytes": num_bytes, "floor_ms": floor_ms, "copy_gb_s": rate / 1e6}
 
     def _round(
         self,
@@ -146,8 +197,7 @@ class Run:
         used = secrets.SystemRandom().sample(every, candidate.num_calls)
         slots.refresh(used)
         self._candidate.worker.resume()
-        self._candidate.prepare(used, observe=True)
-        self._candidate.copy_inputs(self._oracle, used)
+        self._candidate.prepare(self._oracle, used, observe=True)
         candidate.go()
         self._candidate.describe()
         self._candidate.release()
@@ -158,13 +208,16 @@ class Run:
 
         def ready(batch: list[int]) -> None:
             side.worker.resume()
-            side.prepare(batch, observe=False)
-            side.copy_inputs(oracle, batch)
+            side.prepare(oracle, batch, observe=False)
 
-        def go() -> float:
+        def ready_blank(num_calls: int) -> None:
+            side.worker.resume()
+            side.prepare_blank(num_calls)
+
+        def go() -> tuple[float, list[float]]:
             oracle.worker.stop()
             try:
-                return side.go("ModelNew.forward, timed")
+                return side.go("ModelNew.forward, timed"), side.device_ms
             finally:
                 oracle.worker.resume()
 
@@ -173,12 +226,13 @@ class Run:
             side.release()
             side.worker.stop()  # its threads may still spin, and eager is timed next
 
-        return timing.Contender(side.worker, ready, go, after)
+        return timing.Contender(side.worker, ready, go, after, ready_blank if side.device == "cuda" else None)
 
     def _after_batch(self, batch: list[int], chosen: int, key: int | None) -> None:
         """Reads what was timed, while the candidate is stopped."""
         side = self._candidate
-        if not self._mutates and not side.inputs_unchanged(self._oracle, batch):
+        looked_at = [batch[chosen]] if side.device == "cuda" else batch  # all would take longer to copy than to time
+        if not self._mutates and not side.inputs_unchanged(self._oracle, looked_at):
             raise RejectedError(Outcome.WRONG, "a timed call of ModelNew.forward changed its inputs")
         if key is not None:
             self._snapshots.append((key, self._checker.snapshot(chosen, len(batch))))
@@ -198,7 +252,8 @@ def time_pair(oracle: OracleSide) -> tuple[timing.Series, timing.Series]:
     slots.fill_all()
     for contender in (eager, compiled):
         timing.measure_overhead(contender)
-    timing.warm_up([compiled, eager], every, warmup_ms=_BASELINE_WARMUP_MS)
+    warmup_ms = max(_BASELINE_WARMUP_MS, _GPU_WARMUP_MS if oracle.device == "cuda" else 0.0)
+    timing.warm_up([compiled, eager], every, warmup_ms=warmup_ms)
     taken: list[tuple[timing.Series, timing.Series]] = []
     for _ in range(_BASELINE_ATTEMPTS):
         eager.series, compiled.series = timing.Series(), timing.Series()

@@ -18,7 +18,8 @@ import torch
 from sandbox.bindings import load_module
 from sandbox.judge.channel import Channel
 from sandbox.judge.observe import BlockedFunctional, OperatorRecord, TamperRecord
-from sandbox.judge.serving import ModelServer, answer_until_closed, settle_allocator
+from sandbox.judge.placement import Placement, make_placement, settle_allocator
+from sandbox.judge.serving import ModelServer, answer_until_closed
 from sandbox.judge.values import unflatten, unpack_tensors
 
 _load_state_dict = torch.nn.Module.load_state_dict
@@ -32,8 +33,8 @@ class CandidateError(Exception):
 class CandidateServer(ModelServer):
     """One candidate."""
 
-    def __init__(self, channel: Channel) -> None:
-        super().__init__(channel)
+    def __init__(self, channel: Channel, placement: Placement) -> None:
+        super().__init__(channel, placement)
         self._module: Any = None
         self._instance: torch.nn.Module | None = None
         self._parameters: list[torch.Tensor] = []
@@ -62,12 +63,13 @@ class CandidateServer(ModelServer):
         factory = getattr(self._module, "ModelNew", None)
         if factory is None:
             raise CandidateError("model_new.py defines no class ModelNew")
-        arguments = unflatten(message["init"], unpack_tensors(message["init_tensors"]))
+        tensors = [self.placement.copy_in(tensor) for tensor in unpack_tensors(message["init_tensors"])]
         torch.manual_seed(message["seed"])
-        instance = factory(*arguments)
+        with self.placement.creation():
+            instance = factory(*unflatten(message["init"], tensors))
         if not isinstance(instance, torch.nn.Module):
             raise CandidateError(f"ModelNew must be a torch.nn.Module, not {type(instance).__name__}")
-        instance.eval()
+        instance.eval().to(self.placement.kind)
         weights = self._weights(message["weights"])
         _check_state(torch.nn.Module.state_dict(instance), weights)
         with torch.no_grad():
@@ -94,16 +96,19 @@ class CandidateServer(ModelServer):
         return self._operators if self._protocol == "hardened" else BlockedFunctional()
 
     def observations(self) -> dict[str, Any]:
-        return {"operators": self._operators.counts(), "tampering": self._tampering.events()}
+        tampering = self._tampering.events() + self.placement.tampering()
+        return {"operators": self._operators.counts(), "tampering": tampering}
 
     def _weights(self, leaves: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         return {leaf["name"]: self.tensor_at(leaf["offset"], leaf) for leaf in leaves}
 
 
-def serve(channel: Channel) -> None:
+def serve(channel: Channel, device: str) -> None:
     """Answers until the supervisor hangs up. Every failure of the candidate, its exits too, goes back as an `error`."""
     settle_allocator()
-    answer_until_closed(channel, CandidateServer(channel), _describe_error, caught=BaseException)
+    answer_until_closed(
+        channel, CandidateServer(channel, make_placement(device)), _describe_error, caught=BaseException
+    )
 
 
 def _check_state(state: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]) -> None:

@@ -3,39 +3,37 @@
 Both sides of a comparison run this same code, so what it costs cancels out. A call has four steps, and the
 supervisor stops the process between them (see device.py):
 
-    prepare   build tensors over the arena's slots; nothing is in them yet
+    prepare   build tensors over the arena's slots; nothing is in them yet (on a GPU: copy the slots there)
     go        run the model on every prepared input, write the outputs' addresses into the arena's table
     describe  say what the outputs are (type, shape, strides), now that the supervisor has read their bytes
+              (on a GPU: copy them out first; `collect` does so for one call of a timed batch)
     release   forget them
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import struct
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from sandbox.judge.arena import TABLE_BYTES, Arena, span_bytes
+from sandbox.judge.arena import TABLE_BYTES, Arena
 from sandbox.judge.channel import Channel, ChannelClosedError
-from sandbox.judge.values import ITEMSIZE, flatten, unflatten
+from sandbox.judge.placement import Placement, view_at
+from sandbox.judge.values import flatten, unflatten
 
 _MAX_POINTERS = TABLE_BYTES // 8
 _data_ptr = torch.Tensor.data_ptr
-_untyped_storage = torch.Tensor.untyped_storage
-_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_PERTURB = -3, -1, -2, -6
-_POISON = 0x80
-"""glibc fills new blocks with its complement 0x7f: 3.4e38 as float32, so memory read before it is written shows."""
 
 
 class ModelServer:
     """Answers the messages of one supervisor; `models` maps a name to what `go` calls."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, placement: Placement) -> None:
         self._channel = channel
+        self.placement = placement
         self._arena: Arena | None = None
         self._input_node: dict[str, Any] = {}
         self._leaves: list[dict[str, Any]] = []
@@ -53,25 +51,33 @@ class ModelServer:
             raise ValueError(f"unknown operation {message['op']!r}")
         return handler(message)
 
+    def do_start(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Readies the device, before anything of a task or candidate is loaded; facts about it."""
+        return self.placement.start()
+
     def do_map(self, message: dict[str, Any]) -> dict[str, Any]:
         """Maps the arena: `inputs` is the node of one call's arguments, `slots` the offsets of their tensors."""
         (fd,) = self._channel.take_fds()
         self._arena = Arena(fd, message["size"])
         self._input_node, self._leaves, self._slots = message["inputs"], message["leaves"], message["slots"]
+        self.placement.share(self._arena.memory)
         return {}
 
     def do_prepare(self, message: dict[str, Any]) -> dict[str, Any]:
-        self._model = self.models[message["model"]]
-        self._prepared = [self._arguments(slot) for slot in message["slots"]]
+        """Readies a batch over `slots`, or one of `blank` calls of nothing, whose time is all overhead."""
+        blank = message.get("blank", 0)
+        self._model = _nothing if blank else self.models[message["model"]]
+        self._prepared = [[]] * blank or [self._arguments(slot) for slot in message["slots"]]
         self._observer = self.observer(message["observe"])
-        _MALLOPT(_M_PERTURB, _POISON if message["observe"] else 0)
+        self.placement.before_batch(observe=message["observe"])
         return {}
 
     def do_go(self, message: dict[str, Any]) -> dict[str, Any]:
         model, outputs = self._model, self._outputs
         with torch.no_grad(), self._observer:
-            for arguments in self._prepared:
-                outputs.append(model(*arguments))  # type: ignore[misc]
+            said = self.placement.run(model, self._prepared, outputs)  # type: ignore[arg-type]
+        if model is _nothing:
+            outputs.clear()
         pointers: list[int] = []
         for output in outputs:
             if type(output) is torch.Tensor:
@@ -79,19 +85,38 @@ class ModelServer:
             else:
                 tensors: list[Any] = []
                 flatten(output, is_tensor, tensors)
-                pointers.extend(address_of(tensor) for tensor in tensors)
+                pointers.extend(self.placement.address_of(tensor) for tensor in tensors)
         if len(pointers) > _MAX_POINTERS:
             raise ValueError(f"{len(pointers)} output tensors in one batch; at most {_MAX_POINTERS} are supported")
         if pointers:
             struct.pack_into(f"<{len(pointers)}Q", self._arena.memory, 0, *pointers)  # type: ignore[union-attr]
-        return {}
+        return said
 
     def do_describe(self, message: dict[str, Any]) -> dict[str, Any]:
-        return {"outputs": [describe(output) for output in self._outputs]} | self.observations()
+        outputs = [describe(output, self.placement.leaf_of) for output in self._outputs]
+        return {"outputs": outputs, "input_ranges": self.placement.input_ranges()} | self.observations()
+
+    def do_collect(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The output of one call of the batch, where the supervisor can read it."""
+        return describe(self._outputs[message["call"]], self.placement.leaf_of)
+
+    def do_copy_back(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Inputs of slots as they are now, into the arena."""
+        for slot in message["slots"]:
+            self.placement.copy_back(slot, self._host_inputs(slot))
+        return {}
+
+    def do_overwrite(self, message: dict[str, Any]) -> dict[str, Any]:
+        tensors: list[Any] = []
+        for output in self._outputs:
+            flatten(output, is_tensor, tensors)
+        self.placement.overwrite(tensors, message["byte"])
+        return {}
 
     def do_release(self, message: dict[str, Any]) -> dict[str, Any]:
         self._outputs.clear()
         self._prepared = []
+        self.placement.release()
         return {}
 
     def observer(self, observe: bool) -> contextlib.AbstractContextManager[Any]:
@@ -103,18 +128,17 @@ class ModelServer:
     def tensor_at(self, offset: int, leaf: dict[str, Any]) -> torch.Tensor:
         """A tensor over arena memory."""
         assert self._arena is not None
-        dtype = getattr(torch, leaf["dtype"])
-        num_bytes = span_bytes(leaf, ITEMSIZE[leaf["dtype"]])
-        if num_bytes == 0:
-            return torch.empty(leaf["shape"], dtype=dtype)
-        flat = torch.frombuffer(
-            self._arena.memory, dtype=dtype, count=num_bytes // ITEMSIZE[leaf["dtype"]], offset=offset
-        )
-        return flat.as_strided(leaf["shape"], leaf["stride"])
+        return view_at(self._arena.memory, offset, leaf)
+
+    def _host_inputs(self, slot: int) -> list[torch.Tensor]:
+        return [self.tensor_at(offset, leaf) for offset, leaf in zip(self._slots[slot], self._leaves, strict=True)]
 
     def _arguments(self, slot: int) -> list[Any]:
-        tensors = [self.tensor_at(offset, leaf) for offset, leaf in zip(self._slots[slot], self._leaves, strict=True)]
-        return unflatten(self._input_node, tensors)
+        return unflatten(self._input_node, self.placement.arguments(slot, self._host_inputs(slot)))
+
+
+def _nothing() -> None:
+    """A model that does not even look at inputs."""
 
 
 def answer_until_closed(
@@ -141,30 +165,7 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def address_of(tensor: Any) -> int:
-    """First byte, or 0 where a tensor has no plain memory (sparse, lazy, another device)."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-        return 0
-    return _data_ptr(tensor) if tensor.device.type == "cpu" else 0
-
-
-def leaf_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """What the supervisor has to know to read a tensor."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    address = address_of(tensor)
-    if not address and tensor.numel():
-        return {"dtype": dtype, "shape": list(tensor.shape), "stride": [], "address": 0, "storage": [0, 0]}
-    storage = _untyped_storage(tensor)
-    return {
-        "dtype": dtype,
-        "shape": list(tensor.shape),
-        "stride": list(tensor.stride()),
-        "address": address,
-        "storage": [storage.data_ptr(), storage.nbytes()],
-    }
-
-
-def describe(value: Any) -> dict[str, Any]:
+def describe(value: Any, leaf_of: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     """Node and leaves of an output; a subclass of Tensor counts as a foreign type."""
     tensors: list[Any] = []
     node = flatten(value, is_tensor, tensors)
@@ -173,23 +174,3 @@ def describe(value: Any) -> dict[str, Any]:
         "leaves": [leaf_of(tensor) for tensor in tensors],
         "plain": all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in tensors),
     }
-
-
-def settle_allocator() -> None:
-    """Makes glibc keep freed blocks, as it does after a while in a long-lived process.
-
-    By default its thresholds move with the sizes freed so far, so that the same task reads several times slower or
-    faster by what its process did before. Fixed thresholds put candidate, eager and torch.compile on one footing.
-    """
-    _MALLOPT(_M_MMAP_THRESHOLD, 32 << 20)
-    _MALLOPT(_M_TRIM_THRESHOLD, 1 << 30)
-    _MALLOPT(_M_TOP_PAD, 64 << 20)
-
-
-def _mallopt() -> Callable[[int, int], int]:
-    function = ctypes.CDLL(None).mallopt
-    function.argtypes, function.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
-    return function
-
-
-_MALLOPT = _mallopt()

@@ -6,6 +6,10 @@
 A time is the wall time of a batch on the supervisor's clock, less that of an empty batch, over its calls. Medians over
 rounds are reported with their quartiles. Warm-up goes by time, since a fresh process reads several times too slow at
 first and whoever is timed first would lose.
+
+On a GPU a batch also wipes the cache before every call (sandbox.judge.gpu). The time is then that of the device's
+events, the only clock that is fine enough for kernels of microseconds; the supervisor's clock, less a batch of as many
+calls of nothing, has to agree with it (Run._compare_clocks).
 """
 
 from __future__ import annotations
@@ -21,16 +25,19 @@ from typing import Any
 import numpy as np
 
 from sandbox.judge.arena import read_memory, span_bytes
-from sandbox.judge.candidate_side import run_batch
+from sandbox.judge.candidate_side import device_times, run_batch
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.values import FLOATS, ITEMSIZE
-from sandbox.judge.worker import Worker
+from sandbox.judge.worker import Worker, WorkerError
+from sandbox.types import DeviceError
 
 TARGET_BATCH_S = 0.004
 _DRAW_BUDGET_S = 0.12
 _MAX_TIMING_S = 8.0
 _MIX_BLOCKS = 8
 _NUM_EMPTY = 7
+_GPU_WARMUP_BATCHES = 4
+"""Then batches of nothing raise the clock frequency: inputs take longer to copy than to use."""
 _LEAST_OWN_SHARE = 0.25
 """Of a batch's wall time at most the rest is taken for the round trip: a time is never near zero by subtraction."""
 
@@ -75,9 +82,15 @@ class Contender:
 
     worker: Worker
     ready: Callable[[list[int]], None]
-    go: Callable[[], float]
+    go: Callable[[], tuple[float, list[float]]]
+    """Wall seconds of the batch, and milliseconds of each call by the device's events where it has some."""
     after: Callable[[], None]
+    ready_blank: Callable[[int], None] | None = None
+    """Makes a batch of so many calls of nothing; None where the round trip of an empty one is all there is."""
     series: Series = field(default_factory=Series)
+    outside: Series = field(default_factory=Series)
+    """On a GPU, the same by the supervisor's clock."""
+    blank_s: list[float] = field(default_factory=list)
     overhead_s: float = 0.0
     num_calls: int = 1
 
@@ -90,13 +103,23 @@ def oracle_contender(oracle: OracleSide, model: str) -> Contender:
         oracle.ask({"op": "prepare", "model": model, "slots": slots, "observe": False})
         worker.stop()
 
-    def go() -> float:
-        return run_batch(worker, 120.0)
+    def ready_blank(num_calls: int) -> None:
+        oracle.ask({"op": "prepare", "blank": num_calls, "slots": [], "observe": False})
+        worker.stop()
+
+    def go() -> tuple[float, list[float]]:
+        try:
+            seconds, reply = run_batch(worker, 120.0)
+        except WorkerError as error:
+            raise DeviceError(
+                f"task {oracle.task.task_id}: the reference failed while it was timed: {error}"
+            ) from error
+        return seconds, device_times(reply)
 
     def after() -> None:
         oracle.ask({"op": "release"})
 
-    return Contender(worker, ready, go, after)
+    return Contender(worker, ready, go, after, ready_blank if oracle.device == "cuda" else None)
 
 
 class Slots:
@@ -155,7 +178,7 @@ def measure_overhead(contender: Contender) -> None:
     times = []
     for _ in range(_NUM_EMPTY):
         contender.ready([])
-        times.append(contender.go())
+        times.append(contender.go()[0])
         contender.after()
     contender.overhead_s = min(times)
 
@@ -165,12 +188,18 @@ def warm_up(contenders: list[Contender], slots: list[int], *, warmup_ms: float) 
     for contender in contenders:
         spent, runs, contender.num_calls = 0.0, 0, 1
         while spent < warmup_ms / 1000 or runs < 2:
+            if contender.ready_blank is not None and runs >= _GPU_WARMUP_BATCHES:
+                spent += time_blank(contender)
+                continue
             contender.ready(slots[: contender.num_calls])
-            last = contender.go()
+            last, _ = contender.go()
             contender.after()
             spent, runs = spent + last, runs + 1
             each = max(last - contender.overhead_s, _LEAST_OWN_SHARE * last) / contender.num_calls
             contender.num_calls = max(1, min(len(slots), math.ceil(TARGET_BATCH_S / each)))
+        contender.blank_s.clear()
+        for _ in range(_NUM_EMPTY):
+            time_blank(contender)
 
 
 def plan_rounds(rounds: int, round_s: float) -> int:
@@ -187,8 +216,32 @@ def shuffled(contenders: list[Contender]) -> list[Contender]:
 
 
 def time_batch(contender: Contender, slots: list[int]) -> float:
-    """One timed batch; the process stays as `go` leaves it. Milliseconds a call."""
+    """One timed batch; the process stays as `go` leaves it. Milliseconds a call. Raises DeviceError."""
+    time_blank(contender)
     contender.ready(slots)
-    seconds = contender.go()
-    own_s = max(seconds - contender.overhead_s, _LEAST_OWN_SHARE * seconds)
-    return own_s / len(slots) * 1e3
+    seconds, device_ms = contender.go()
+    if contender.ready_blank is None:
+        own_s = max(seconds - contender.overhead_s, _LEAST_OWN_SHARE * seconds)
+        return own_s / len(slots) * 1e3
+    if len(device_ms) != len(slots) or not all(0 < each < math.inf for each in device_ms):
+        raise DeviceError(
+            f"the device's events say {device_ms[:3]} … ms to {len(slots)} calls; they cannot be relied on"
+        )
+    contender.outside.values_ms.append((seconds - statistics.median(contender.blank_s)) / len(slots) * 1e3)
+    return middle_mean(device_ms)
+
+
+def middle_mean(values: list[float]) -> float:
+    """Mean without the lowest and the highest quarter: averages like a mean, is moved by stragglers like a median."""
+    ordered, cut = sorted(values), len(values) // 4
+    return statistics.fmean(ordered[cut : len(ordered) - cut])
+
+
+def time_blank(contender: Contender) -> float:
+    """Times a batch of calls of nothing, where a batch has costs of its own a call; seconds."""
+    if contender.ready_blank is None:
+        return 0.0
+    contender.ready_blank(contender.num_calls)
+    contender.blank_s.append(contender.go()[0])
+    contender.after()
+    return contender.blank_s[-1]

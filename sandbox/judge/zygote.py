@@ -34,13 +34,15 @@ class Zygote:
     no use for.
     """
 
-    def __init__(self, kind: Kind, *, num_threads: int, cache_dir: Path) -> None:
+    def __init__(self, kind: Kind, *, num_threads: int, cache_dir: Path, gpu: str = "") -> None:
+        """`gpu`: DeviceSpec.visible; "" where models run on the CPU."""
         from sandbox.judge.channel import Channel
 
         self.kind = kind
         self._channel, theirs = Channel.pair()
         cache_dir.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-I", "-B", str(Path(__file__).resolve()), kind, str(theirs.fileno())]
+        device = "cuda" if gpu else "cpu"
+        command = [sys.executable, "-I", "-B", str(Path(__file__).resolve()), kind, device, str(theirs.fileno())]
         self._process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
@@ -48,7 +50,7 @@ class Zygote:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             cwd="/",
-            env=_environment(num_threads, cache_dir),
+            env=_environment(num_threads, cache_dir) | (_gpu_environment(gpu, cache_dir) if gpu else {}),
             start_new_session=True,
         )
         theirs.close()
@@ -133,14 +135,27 @@ def _environment(num_threads: int, cache_dir: Path) -> dict[str, str]:
     }
 
 
-def _main(kind: Kind, fd: int) -> None:
+def _gpu_environment(gpu: str, cache_dir: Path) -> dict[str, str]:
+    """One GPU, whose driver is only started in workers: a process that has a CUDA context cannot be forked."""
+    kept = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "TRITON_LIBCUDA_PATH")
+    return {name: os.environ[name] for name in kept if name in os.environ} | {
+        "CUDA_VISIBLE_DEVICES": gpu,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_CACHE_DISABLE": "1",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "TRITON_HOME": str(cache_dir.parent),
+        "TRITON_CACHE_DIR": str(cache_dir.parent / "triton"),
+    }
+
+
+def _main(kind: Kind, device: str, fd: int) -> None:
     from sandbox.judge import hygiene, oracle, runner
     from sandbox.judge.channel import Channel, ChannelClosedError
 
     began = time.monotonic()
     hygiene.die_with_parent()
     channel = Channel(socket.socket(fileno=fd))
-    _warm_up(kind)
+    _warm_up(kind, device)
     isolated = hygiene.isolate_network() if kind == "judge" else False
     num_tasks = len(os.listdir("/proc/self/task"))
     if num_tasks != 1:
@@ -159,13 +174,13 @@ def _main(kind: Kind, fd: int) -> None:
             continue
         pid = os.fork()
         if pid == 0:
-            _child(serve[message["role"]], message["bounds"], fds)
+            _child(serve[message["role"]], device, message["bounds"], fds)
         for descriptor in fds:
             os.close(descriptor)
         channel.send({"pid": pid})
 
 
-def _child(serve: Any, bounds: dict[str, Any], fds: list[int]) -> None:
+def _child(serve: Any, device: str, bounds: dict[str, Any], fds: list[int]) -> None:
     """Life of a worker, from fork to exit."""
     status = 1
     try:
@@ -181,7 +196,7 @@ def _child(serve: Any, bounds: dict[str, Any], fds: list[int]) -> None:
 
         torch.set_num_threads(len(bounds["cores"]))
         with contextlib.suppress(BrokenPipeError):
-            serve(Channel(socket.socket(fileno=fds[0])))
+            serve(Channel(socket.socket(fileno=fds[0])), device)
         status = 0
     finally:
         os._exit(status)
@@ -197,7 +212,7 @@ def _reap(pid: int) -> int:
     raise TimeoutError(f"process {pid} does not end although it was killed")
 
 
-def _warm_up(kind: Kind) -> None:
+def _warm_up(kind: Kind, device: str) -> None:
     """Does once what every worker would repeat: lazy imports, and in `compile` a first torch.compile.
 
     One thread, so that no OpenMP pool exists when workers are forked. The imports also spare workers, who run as
@@ -210,7 +225,8 @@ def _warm_up(kind: Kind) -> None:
 
     import torch
 
-    import sandbox.bindings  # noqa: F401
+    import sandbox.bindings
+    import sandbox.judge.gpu  # noqa: F401
     from sandbox.judge.observe import OperatorRecord
 
     torch.set_num_threads(1)
@@ -218,17 +234,26 @@ def _warm_up(kind: Kind) -> None:
     with torch.no_grad(), OperatorRecord():
         layer(torch.randn(2, 4))
     if kind == "compile":
-        import tqdm
-
-        tqdm.tqdm.monitor_interval = 0  # its monitor thread would not survive the fork
-        import torch._inductor.compile_fx
-
-        _check_vector_instructions(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
-        with torch.no_grad():
-            torch.compile(layer)(torch.randn(2, 4))
-        torch._dynamo.reset()
+        _warm_up_compiler(layer, device)
     gc.collect()
     gc.freeze()  # so that a worker's collector does not touch, and thereby copy, all that it inherits
+
+
+def _warm_up_compiler(layer: Any, device: str) -> None:
+    """TorchInductor's imports and a first compile. With a GPU in sight the imports alone start the CUDA driver, which
+    does not survive a fork: there every worker has them to itself."""
+    import torch
+    import tqdm
+
+    tqdm.tqdm.monitor_interval = 0  # its monitor thread would not survive the fork
+    if device == "cuda":
+        return
+    import torch._inductor.compile_fx
+
+    _check_vector_instructions(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    with torch.no_grad():
+        torch.compile(layer)(torch.randn(2, 4))
+    torch._dynamo.reset()
 
 
 def _check_vector_instructions(cache_dir: Path) -> None:
@@ -255,4 +280,4 @@ def _check_vector_instructions(cache_dir: Path) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(_ROOT))
-    _main(sys.argv[1], int(sys.argv[2]))  # type: ignore[arg-type]
+    _main(sys.argv[1], sys.argv[2], int(sys.argv[3]))  # type: ignore[arg-type]

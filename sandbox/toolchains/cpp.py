@@ -10,14 +10,16 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from sandbox.elf import dynamic_symbols
 from sandbox.toolchains.diagnostics import trim_errors
 from sandbox.toolchains.process import Ran, run_limited
-from sandbox.toolchains.prototypes import PrototypeError, interface_of, parse_prototypes
+from sandbox.toolchains.prototypes import Prototype, PrototypeError, interface_of, parse_prototypes
 from sandbox.types import SandboxUnavailableError
 
 CODE_FLAGS = [
@@ -36,7 +38,7 @@ TEXT_FLAGS = ["-fmax-errors=8", "-fdiagnostics-color=never", "-fdiagnostics-urls
 SOURCE_SUFFIXES = (".cpp", ".cc", ".cxx")
 _OUR_TROUBLE = re.compile(
     r"No space left on device|Killed signal terminated program|cannot execute|"
-    r"\[-Werror=invalid-pch\]|internal compiler error: Killed"
+    r"\[-Werror=invalid-pch\]|internal compiler error: Killed|nvcc fatal"
 )
 
 
@@ -78,28 +80,42 @@ class CppToolchain:
         """Everything but the sources that the object depends on."""
         return "\n".join(["cpp 1", self._module, compiler_identity(), *CODE_FLAGS])
 
+    def arch(self) -> str:
+        return native_arch()
+
     def build(self, sources: dict[str, str], folder: Path, deadline: Deadline) -> Built:
         """Raises CandidateCompileError; SandboxUnavailableError where the machine failed."""
-        try:
-            prototypes = [
-                prototype
-                for path, text in sources.items()
-                if path.endswith(SOURCE_SUFFIXES)
-                for prototype in parse_prototypes(path, text)
-            ]
-        except PrototypeError as error:
-            raise CandidateCompileError(str(error)) from error
+        prototypes = prototypes_of(sources, SOURCE_SUFFIXES)
         write_sources(sources, folder)
         objects, log = compile_sources(sources, CODE_FLAGS, folder, deadline)
         target = folder / f"{self._module}.so"
         # Nothing may stay undefined: the plain ABI links to the C, C++ and OpenMP runtimes and to nothing else.
         link(["-shared", "-fopenmp", *objects, "-Wl,--no-undefined", "-Wl,-z,now"], target, folder, deadline)
         shared_object = target.read_bytes()
-        try:
-            interface = interface_of(prototypes, dynamic_symbols(shared_object).exported, self._module)
-        except PrototypeError as error:
-            raise CandidateCompileError(str(error)) from error
-        return Built(shared_object, interface, log)
+        return Built(shared_object, exported_interface(prototypes, shared_object, self._module), log)
+
+
+def prototypes_of(sources: dict[str, str], suffixes: tuple[str, ...]) -> list[Prototype]:
+    """The C ABI that the files with one of `suffixes` define. Raises CandidateCompileError."""
+    try:
+        return [
+            prototype
+            for path, text in sources.items()
+            if path.endswith(suffixes)
+            for prototype in parse_prototypes(path, text)
+        ]
+    except PrototypeError as error:
+        raise CandidateCompileError(str(error)) from error
+
+
+def exported_interface(
+    prototypes: list[Prototype], shared_object: bytes, module: str, *, device: Literal["cpu", "cuda"] = "cpu"
+) -> str:
+    """Artifact.interface: the prototypes that the object exports. Raises CandidateCompileError."""
+    try:
+        return interface_of(prototypes, dynamic_symbols(shared_object).exported, module, device=device)
+    except PrototypeError as error:
+        raise CandidateCompileError(str(error)) from error
 
 
 def write_sources(sources: dict[str, str], folder: Path) -> None:
@@ -122,19 +138,24 @@ def compile_sources(
     units = [path for path in sources if path.endswith(SOURCE_SUFFIXES)]
 
     def compile_unit(path: str) -> Ran:
-        command = [compiler(), *flags, *TEXT_FLAGS, "-c", path, "-o", _object_name(path)]
+        command = [compiler(), *flags, *TEXT_FLAGS, "-c", path, "-o", object_name(path)]
         return run_limited(command, cwd=folder, timeout_s=deadline.left())
 
-    with ThreadPoolExecutor(max_workers=min(len(units), len(os.sched_getaffinity(0)))) as pool:
+    return [object_name(path) for path in units], compile_side_by_side(units, compile_unit, folder, deadline)
+
+
+def compile_side_by_side(units: list[str], compile_unit: Callable[[str], Ran], folder: Path, deadline: Deadline) -> str:
+    """Runs `compile_unit` for each unit on the cores there are; the compilers' warnings. Raises like `build`."""
+    with ThreadPoolExecutor(max_workers=max(1, min(len(units), len(os.sched_getaffinity(0))))) as pool:
         results = list(pool.map(compile_unit, units))
-    _raise_for(results, folder, deadline)
-    return [_object_name(path) for path in units], "".join(ran.output for ran in results)[:20_000]
+    raise_for(results, folder, deadline)
+    return "".join(ran.output for ran in results)[:20_000]
 
 
 def link(arguments: list[str], target: Path, folder: Path, deadline: Deadline) -> str:
     """Links `target` and returns the linker's output; raises like compile_sources."""
     ran = run_limited([compiler(), *arguments, "-o", target.name], cwd=folder, timeout_s=deadline.left())
-    _raise_for([ran], folder, deadline)
+    raise_for([ran], folder, deadline)
     return ran.output
 
 
@@ -166,11 +187,12 @@ def native_arch() -> str:
     return f"{platform.machine()}-native-{hashlib.sha256(compiler_identity().encode()).hexdigest()[:8]}"
 
 
-def _object_name(path: str) -> str:
+def object_name(path: str) -> str:
     return path.replace("/", "_") + ".o"
 
 
-def _raise_for(results: list[Ran], folder: Path, deadline: Deadline) -> None:
+def raise_for(results: list[Ran], folder: Path, deadline: Deadline) -> None:
+    """Raises for compiler processes that failed: ours, out of time, or the candidate's."""
     failed = [ran for ran in results if ran.exit_code != 0]
     for ran in failed:
         trouble = _OUR_TROUBLE.search(ran.output)

@@ -1,7 +1,8 @@
 """g++ toolchain of the `cpp_agent` skill: the CUDA-Agent layout with torch::Tensor and REGISTER_BINDING.
 
 Torch's headers cost tens of seconds a compile. They are precompiled once a machine, next to the object of the fixed
-binding.cpp, in `toolchains/KEY` of the cache folder; a kernel then compiles in a few seconds.
+binding.cpp, in `toolchains/KEY` of the cache folder; a kernel then compiles in a few seconds. The `cuda_agent` skill
+builds on the same class.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from sandbox.toolchains.cpp import (
     compiler,
     compiler_identity,
     link,
+    native_arch,
     write_sources,
 )
 from sandbox.toolchains.diagnostics import trim_errors, unresolved
@@ -43,8 +45,14 @@ _PYTHON = re.compile(r"_?Py")
 """The interpreter that imports the module provides these; it need not exist as a library."""
 
 
-class CppAgentToolchain:
-    """Compiles kernels/*.cpp and the skill's binding.cpp into the extension module `cpu_extension`."""
+class AgentToolchain:
+    """Compiles kernels/ and the skill's binding.cpp into an extension module; what differs by device is overridden."""
+
+    skill = "cpp_agent"
+    module = "cpu_extension"
+    prefix = PREFIX
+    """Headers that are precompiled; every binding starts with them."""
+    torch_libraries = ["torch_python", "torch_cpu", "torch", "c10"]
 
     def __init__(self, fixed: dict[str, str], cache: ContentCache) -> None:
         self._fixed = {name: fixed[name] for name in ("binding.cpp", "binding_registry.h")}
@@ -56,16 +64,38 @@ class CppAgentToolchain:
         """Everything but the sources that the object depends on."""
         return "\n".join(
             [
-                "cpp_agent 1",
+                f"{self.skill} 1",
                 compiler_identity(),
                 torch_version(),
                 sysconfig.get_python_version(),
-                PREFIX,
+                self.prefix,
                 *CODE_FLAGS,
                 *_OWN_FLAGS,
                 *self._fixed.values(),
             ]
         )
+
+    def arch(self) -> str:
+        return native_arch()
+
+    def flags(self) -> list[str]:
+        """Of g++, for bindings and the precompiled header."""
+        headers = [
+            f"{torch_root()}/include",
+            f"{torch_root()}/include/torch/csrc/api/include",
+            sysconfig.get_path("include"),
+        ]
+        return [*CODE_FLAGS, *_OWN_FLAGS, *(argument for path in headers for argument in ("-isystem", path))]
+
+    def compile_units(
+        self, sources: dict[str, str], binding_flags: list[str], folder: Path, deadline: Deadline
+    ) -> tuple[list[str], str]:
+        """Object files and the compilers' warnings; `binding_flags` are g++'s with the precompiled header."""
+        return compile_sources(sources, binding_flags, folder, deadline)
+
+    def libraries(self) -> list[str]:
+        """Linker arguments beside torch's libraries."""
+        return ["-fopenmp"]
 
     def build(self, sources: dict[str, str], folder: Path, deadline: Deadline) -> Built:
         """Raises CandidateCompileError; SandboxUnavailableError where the machine failed."""
@@ -73,20 +103,17 @@ class CppAgentToolchain:
             deadline = Deadline(deadline.seconds)  # preparing the headers is not the candidate's time
             write_sources(sources, folder)
             write_sources({"binding_registry.h": self._fixed["binding_registry.h"]}, folder)
-            flags = [*_flags(), "-Winvalid-pch", "-Werror=invalid-pch", "-include", str(prepared / "prefix.h")]
-            objects, log = compile_sources(sources, flags, folder, deadline)
-            target = folder / "cpu_extension.so"
+            flags = [*self.flags(), "-Winvalid-pch", "-Werror=invalid-pch", "-include", str(prepared / "prefix.h")]
+            objects, log = self.compile_units(sources, flags, folder, deadline)
+            target = folder / f"{self.module}.so"
             output = link(
                 [
                     "-shared",
-                    "-fopenmp",
                     str(prepared / "binding.o"),
                     *objects,
+                    *self.libraries(),
                     f"-L{torch_root()}/lib",
-                    "-ltorch_python",
-                    "-ltorch_cpu",
-                    "-ltorch",
-                    "-lc10",
+                    *(f"-l{name}" for name in self.torch_libraries),
                     "-Wl,--no-undefined",
                     "-Wl,--warn-unresolved-symbols",
                     "-Wl,-z,now",
@@ -122,9 +149,9 @@ class CppAgentToolchain:
         started = time.monotonic()
         home.parent.mkdir(exist_ok=True)
         with self._cache.build_folder() as scratch:
-            (scratch / "prefix.h").write_text(PREFIX)
+            (scratch / "prefix.h").write_text(self.prefix)
             write_sources(self._fixed, scratch)
-            flags = [compiler(), *_flags(), *TEXT_FLAGS]
+            flags = [compiler(), *self.flags(), *TEXT_FLAGS]
             for arguments in (
                 ["-x", "c++-header", "prefix.h", "-o", "prefix.h.gch"],
                 ["-include", "./prefix.h", "-c", "binding.cpp", "-o", "binding.o"],
@@ -150,13 +177,8 @@ class CppAgentToolchain:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _flags() -> list[str]:
-    headers = [
-        f"{torch_root()}/include",
-        f"{torch_root()}/include/torch/csrc/api/include",
-        sysconfig.get_path("include"),
-    ]
-    return [*CODE_FLAGS, *_OWN_FLAGS, *(argument for path in headers for argument in ("-isystem", path))]
+class CppAgentToolchain(AgentToolchain):
+    """Compiles kernels/*.cpp and the skill's binding.cpp into the extension module `cpu_extension`."""
 
 
 @functools.cache
@@ -164,7 +186,9 @@ def torch_root() -> Path:
     """Folder of the installed torch, found without importing it."""
     found = importlib.util.find_spec("torch")
     if found is None or not found.submodule_search_locations:
-        raise SandboxUnavailableError("skill cpp_agent needs torch in this environment; install it or use skill cpp")
+        raise SandboxUnavailableError(
+            "skills cpp_agent and cuda_agent need torch in this environment; install it or use skill cpp or cuda"
+        )
     return Path(found.submodule_search_locations[0])
 
 

@@ -27,12 +27,21 @@ _INTEGERS = {
     "ssize_t": "int64",
     "intptr_t": "int64",
 } | {f"{sign}int{bits}_t": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-DTYPES = _INTEGERS | {"float": "float32", "double": "float64", "_Float16": "float16", "bool": "bool", "void": "void"}
-"""C spelling to the name of the torch dtype (LP64); `void` is only a result or a pointer."""
-POINTER_ONLY = {"void", "float16"}
+DTYPES = (
+    _INTEGERS
+    | {"float": "float32", "double": "float64", "_Float16": "float16", "bool": "bool", "void": "void"}
+    | {"half": "float16", "__half": "float16", "nv_bfloat16": "bfloat16", "__nv_bfloat16": "bfloat16"}
+    | {"cudaStream_t": "stream", "cudaError_t": "status"}
+)
+"""C spelling to the name of the torch dtype (LP64); `void` is only a result or a pointer.
+
+`stream` is no argument of the Python function: torch's current CUDA stream. `status` is only a result: what is not
+cudaSuccess becomes an exception."""
+POINTER_ONLY = {"void", "float16", "bfloat16", "status"}
+RESULT_NEVER = {"float16", "bfloat16", "stream"}
 ALLOWED_TYPES = (
     "float, double, bool, int8_t … int64_t, uint8_t … uint64_t, int, long, size_t, "
-    "pointers to them, _Float16* and void*"
+    "pointers to them, _Float16* and void*; in CUDA also __half*, __nv_bfloat16* and cudaStream_t"
 )
 MAX_HEADER_CHARACTERS = 4000
 _DROPPED_WORDS = {
@@ -47,8 +56,10 @@ _DROPPED_WORDS = {
     "constexpr",
     "struct",
     "enum",
+    "__host__",
 }
 _NO_FUNCTION = re.compile(r"^\s*(namespace|struct|class|union|enum|template|using|typedef)\b")
+_NO_ABI = re.compile(r"\b(static|__global__|__device__)\b")
 _HEADER = re.compile(
     r"^(?P<result>[\w\s:*]+?)\b(?P<name>[A-Za-z_]\w*)\s*\((?P<parameters>.*)\)\s*"
     r"(?:noexcept(?:\s*\([^()]*\))?)?\s*$",
@@ -76,9 +87,10 @@ class Prototype:
 
 
 def parse_prototypes(path: str, source: str) -> list[Prototype]:
-    """Every function that `source` defines with C linkage, in order; `static` ones are not part of the ABI.
+    """Every function that `source` defines with C linkage, in order.
 
-    Signatures have to be spelled out: macros, typedefs and references are not understood. Raises PrototypeError.
+    `static` ones and CUDA kernels are not part of the ABI. Signatures have to be spelled out: macros, typedefs and
+    references are not understood. Raises PrototypeError.
     """
     text = strip_comments(source, keep_strings=True)
     text = strip_comments(re.sub(r'\bextern\s*"C"', " extern @C ", text))
@@ -97,7 +109,17 @@ def parse_prototypes(path: str, source: str) -> list[Prototype]:
     return found
 
 
-def interface_of(prototypes: list[Prototype], exported: set[str], module: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """What bindings.py makes a module from."""
+
+    module: str
+    device: str
+    """Where the tensors behind pointers lie: `cpu` or `cuda`."""
+    functions: list[Prototype]
+
+
+def interface_of(prototypes: list[Prototype], exported: set[str], module: str, *, device: str = "cpu") -> str:
     """The interface as JSON: the prototypes that the compiled object exports.
 
     Raises PrototypeError where none is left or where two definitions of one name disagree.
@@ -114,13 +136,13 @@ def interface_of(prototypes: list[Prototype], exported: set[str], module: str) -
             'extern "C" void name(const float* x, float* y, int64_t n) { … }'
         )
     functions = [dataclasses.asdict(prototype) for prototype in chosen.values()]
-    return json.dumps({"module": module, "functions": functions}, separators=(",", ":"))
+    return json.dumps({"module": module, "device": device, "functions": functions}, separators=(",", ":"))
 
 
-def read_interface(interface: str) -> tuple[str, list[Prototype]]:
-    """Module name and prototypes of an interface written by interface_of."""
+def read_interface(interface: str) -> Interface:
+    """The interface written by interface_of."""
     record = json.loads(interface)
-    return record["module"], [
+    functions = [
         Prototype(
             name=entry["name"],
             result=entry["result"],
@@ -128,6 +150,7 @@ def read_interface(interface: str) -> tuple[str, list[Prototype]]:
         )
         for entry in record["functions"]
     ]
+    return Interface(record["module"], record.get("device", "cpu"), functions)  # older ones know no other device
 
 
 def _definitions(text: str, position: int) -> tuple[list[tuple[int, str]], int]:
@@ -174,7 +197,7 @@ def _prototype(header: str, where: str) -> Prototype | None:
         raise PrototypeError(f"{where}: this signature is longer than {MAX_HEADER_CHARACTERS} characters")
     header = header.replace("extern @C", "")
     cleaned = re.sub(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)|\[\[[^\]]*\]\]|alignas\s*\([^()]*\)", " ", header)
-    if _NO_FUNCTION.match(cleaned) or re.search(r"\bstatic\b", cleaned) or "(" not in cleaned:
+    if _NO_FUNCTION.match(cleaned) or _NO_ABI.search(cleaned) or "(" not in cleaned:
         return None
     match = _HEADER.match(cleaned)
     if match is None:
@@ -190,9 +213,9 @@ def _prototype(header: str, where: str) -> Prototype | None:
         else [_parameter(piece, index, f"{where}: {name}") for index, piece in enumerate(pieces)]
     )
     dtype, pointer, _ = _type(match["result"], named=False)
-    if dtype is None or pointer or dtype == "float16":
+    if dtype is None or pointer or dtype in RESULT_NEVER:
         raise PrototypeError(
-            f"{where}: {name} returns {match['result'].strip()!r}; allowed: void or a scalar "
+            f"{where}: {name} returns {match['result'].strip()!r}; allowed: void, a scalar or cudaError_t "
             "(write results through a pointer parameter)"
         )
     if len({parameter.name for parameter in parameters}) != len(parameters):

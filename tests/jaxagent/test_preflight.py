@@ -32,6 +32,8 @@ def refused(capsys, *arguments: str) -> str:
         (["--tasks.train", "/no/such/tasks"], "/no/such/tasks does not exist"),
         (["--tasks.train", "synthetic:all"], "synthetic:train or synthetic:heldout"),
         (["--tasks.skill", "cobol"], "skill='cobol' is not known; allowed: cpp, cpp_agent"),
+        (["--tasks.skill", "cuda"], "kernels of tasks.skill=cuda run on cuda; set judge.device to cuda"),
+        (["--judge.device", "cuda"], "kernels of tasks.skill=cpp run on cpu"),
         (["--judge.cores_per_device", "4096"], "judge.cores_per_device=4096: this machine has"),
         (["--learner.mesh.fsdp", "2"], "learner.rows_per_microbatch=1 must be a multiple of mesh.data x mesh.fsdp = 2"),
         (["--learner.mesh.context", "2"], "learner.mesh.context=2: rows can't be split"),

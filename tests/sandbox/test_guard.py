@@ -239,3 +239,57 @@ def test_tokens_may_not_be_pasted_into_what_the_scan_cannot_see():
 def test_file_names_outside_the_pattern_are_refused(name):
     files = HONEST | {name: KERNEL}
     assert "is no name for a kernel" in (check_source(load_skill("cpp"), Candidate(files=files)) or "")
+
+
+CUDA_MODEL = MODEL.replace("cpp_kernels", "cuda_kernels")
+CUDA_KERNEL = """
+#include <cuda_runtime.h>
+#include <cooperative_groups.h>
+__global__ void relu_kernel(const float* x, float* y) { asm volatile("// fine here"); y[0] = x[0]; }
+extern "C" void relu(const float* x, float* y, cudaStream_t stream) { relu_kernel<<<1, 1, 0, stream>>>(x, y); }
+"""
+BINDING = '#include <torch/types.h>\n#include "../binding_registry.h"\n'
+
+
+def cuda_refusal(skill: str = "cuda", model: str = CUDA_MODEL, **kernels: str) -> str | None:
+    """`kernels` by name, with `_cu`, `_cuh`, `_cpp` for the dot."""
+    files = {"k_cu": CUDA_KERNEL} | kernels
+    named = {f"kernels/{name.replace('_', '.')}": text for name, text in files.items()}
+    module = {"cuda": "cuda_kernels", "cuda_agent": "cuda_extension"}[skill]
+    model = model.replace("cuda_kernels", module)
+    return check_source(load_skill(skill), Candidate(files=named | {"model_new.py": model}))
+
+
+def test_an_honest_cuda_candidate_passes():
+    assert cuda_refusal() is None
+    assert cuda_refusal("cuda_agent", b_cpp=BINDING) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("torch.cuda.set_stream(None)", "uses torch.cuda"),
+        ("graph = torch.cuda.CUDAGraph()", "uses torch.cuda"),
+        ("torch.backends.cuda.matmul.allow_tf32 = True", "assigns to torch.backends"),
+    ],
+)
+def test_streams_graphs_and_settings_of_the_gpu_are_refused_in_python(line, words):
+    model = CUDA_MODEL.replace("        return y", f"        {line}\n        return y")
+    assert words in (cuda_refusal(model=model) or "")
+
+
+def test_each_kind_of_cuda_file_has_its_own_headers():
+    assert "belong into kernels/*_binding.cpp" in (cuda_refusal("cuda_agent", k_cu=BINDING + CUDA_KERNEL) or "")
+    assert "plain C ABI without torch headers" in (cuda_refusal(k_cu=BINDING + CUDA_KERNEL) or "")
+    assert "includes device.cuh" in (
+        cuda_refusal("cuda_agent", b_cpp=BINDING + '#include "device.cuh"\n', device_cuh="#pragma once\n") or ""
+    )
+    assert cuda_refusal(device_cuh="#pragma once\n", k_cu='#include "device.cuh"\n' + CUDA_KERNEL) is None
+    assert "is no name for a kernel; allowed: kernels/NAME with one of .cu .cuh" in (cuda_refusal(b_cpp="int a;") or "")
+
+
+def test_assembly_is_for_device_code_alone():
+    host = 'int f() { asm("nop"); return 0; }\n'
+    assert "inline assembly" in (cuda_refusal("cuda_agent", b_cpp=BINDING + host) or "")
+    assert "inline assembly" in (cuda_refusal("cuda_agent", b_cpp=BINDING, shared_h=host) or "")
+    assert "#line" in (cuda_refusal(k_cu='#line 1 "stdio.h"\n' + CUDA_KERNEL) or "")

@@ -11,7 +11,8 @@ import judge_cases as cases
 import pytest
 
 from sandbox.config import CompileConfig, JudgeConfig
-from sandbox.judge.coordinator import JudgeCoordinator, LocalJudge, device_cores
+from sandbox.judge.coordinator import JudgeCoordinator, LocalJudge
+from sandbox.judge.spec import device_cores
 from sandbox.pool import ProfilerPool
 from sandbox.quiet import QuietLease
 from sandbox.types import Artifact, Candidate, CompileResult, DeviceError, Judgement, Outcome

@@ -15,6 +15,7 @@ import pytest
 from sandbox.compile import CompileService
 from sandbox.config import CompileConfig, JudgeConfig
 from sandbox.judge.device import DeviceJudge
+from sandbox.judge.spec import DeviceSpec
 from sandbox.tasks import TaskError
 from sandbox.types import Artifact, Candidate, Judgement, Outcome, Task
 
@@ -37,7 +38,7 @@ def compiler(folder: Path) -> CompileService:
 def device(folder: Path) -> Iterator[DeviceJudge]:
     device = DeviceJudge(
         JudgeConfig(baseline_dir=folder / "baselines", quiet=False, timeout_s=8, timed_rounds=5, warmup_ms=10),
-        sorted(os.sched_getaffinity(0))[:2],
+        DeviceSpec(cores=sorted(os.sched_getaffinity(0))[:2]),
     )
     yield device
     device.close()
@@ -167,7 +168,7 @@ def test_a_failing_candidate_gets_its_outcome_and_a_message_to_act_on(judge, nam
 
 
 def test_an_endless_loop_is_a_timeout_and_leaves_no_process(judge, folder, compiler):
-    short = DeviceJudge(JudgeConfig(baseline_dir=folder / "baselines", quiet=False, timeout_s=1), [0])
+    short = DeviceJudge(JudgeConfig(baseline_dir=folder / "baselines", quiet=False, timeout_s=1), DeviceSpec(cores=[0]))
     try:
         judgement = judge(chain(cases.HONEST_FORWARD, kernel=LOOPS), on=short)
         assert judgement.outcome is Outcome.TIMEOUT and "no end after 1 s" in judgement.message
@@ -354,7 +355,9 @@ def test_a_reference_that_does_not_run_is_an_error_of_the_task_not_a_score(judge
 def test_the_paper_protocol_accepts_what_its_tolerance_allows(judge, folder, device):
     near = chain(cases.HONEST_FORWARD, kernel=cases.CHAIN_KERNEL.replace("0.5f", "0.501f"))
     assert judge(near).outcome is Outcome.WRONG
-    paper = DeviceJudge(JudgeConfig(protocol="paper", baseline_dir=folder / "baselines", quiet=False), [0])
+    paper = DeviceJudge(
+        JudgeConfig(protocol="paper", baseline_dir=folder / "baselines", quiet=False), DeviceSpec(cores=[0])
+    )
     try:
         assert judge(near, on=paper).accepted
         functional = chain("return nn.functional.relu(x * self.scale) * 0.5 + x * x")
@@ -371,11 +374,12 @@ import judge_cases as cases
 from sandbox.compile import CompileService
 from sandbox.config import CompileConfig, JudgeConfig
 from sandbox.judge.device import DeviceJudge
+from sandbox.judge.spec import DeviceSpec
 import test_judge_device as tests
 
 candidate = tests.chain(cases.HONEST_FORWARD, kernel=tests.LOOPS)
 artifact = CompileService(CompileConfig(cache_dir=Path({folder!r}) / "compile")).compile("cpp", candidate).artifact
-device = DeviceJudge(JudgeConfig(baseline_dir=Path({folder!r}) / "baselines", quiet=False), [0])
+device = DeviceJudge(JudgeConfig(baseline_dir=Path({folder!r}) / "baselines", quiet=False), DeviceSpec(cores=[0]))
 device.wait_ready()
 print(device._zygote.pid, flush=True)
 device.judge(cases.CHAIN_TASK, candidate, artifact, skill="cpp", timed=False)

@@ -14,7 +14,7 @@ from sandbox.backends import open_sandbox
 from sandbox.config import SandboxConfig
 from sandbox.service import WorkdirService, judgement_text
 from sandbox.skill import lay_out, load_skill
-from sandbox.types import Artifact, Candidate, CompileResult, DeviceError, Judgement, Outcome, Task
+from sandbox.types import Artifact, Candidate, CompileResult, DeviceError, Judgement, Outcome, Sanitized, Task
 
 TASK = Task(task_id="t", code="class Model: ...")
 
@@ -25,6 +25,10 @@ class RuleJudge:
     def __init__(self) -> None:
         self.calls: list[tuple[Candidate, str, bool]] = []
         self.gate: asyncio.Event | None = None
+
+    async def sanitize(self, task: Task, candidate: Candidate, *, skill: str) -> Sanitized:
+        clean = "right" in candidate.files.get("model_new.py", "")
+        return Sanitized(clean=clean, text="found nothing" if clean else "k.cu:7: Invalid __global__ write")
 
     async def judge(self, task: Task, candidate: Candidate, *, skill: str, timed: bool = True) -> Judgement:
         self.calls.append((candidate, skill, timed))
@@ -106,6 +110,14 @@ async def test_compile_uses_the_compiler_alone_where_there_is_one(tmp_path: Path
 
 async def test_compile_without_a_compiler_is_judged(service) -> None:
     assert await ask(service._workdir, request("compile")) == {"ok": True, "text": "compiled", "judgement": None}
+
+
+async def test_sanitize_tells_what_was_found_and_counts_as_no_judgement(service) -> None:
+    (service._workdir / "model_new.py").write_text("astray")
+    found = await ask(service._workdir, request("sanitize"))
+    assert found == {"ok": False, "text": "k.cu:7: Invalid __global__ write", "judgement": None}
+    (service._workdir / "model_new.py").write_text("right")
+    assert (await ask(service._workdir, request("sanitize")))["ok"] and service.judgements == []
 
 
 @pytest.mark.parametrize(

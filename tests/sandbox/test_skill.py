@@ -6,14 +6,23 @@ import re
 import pytest
 
 from sandbox.guard import check_source
-from sandbox.skill import MAX_FILE_BYTES, MAX_KERNEL_FILES, SkillError, collect_candidate, lay_out, load_skill
+from sandbox.skill import (
+    EXTENSION_MODULES,
+    MAX_FILE_BYTES,
+    MAX_KERNEL_FILES,
+    SkillError,
+    collect_candidate,
+    lay_out,
+    load_skill,
+)
 from sandbox.toolchains.cpp import CODE_FLAGS
+from sandbox.toolchains.cuda import DEVICE_FLAGS
 from sandbox.types import Candidate, Task
 
 TASK = Task(task_id="t", code="class Model: ...\n")
 
 
-@pytest.mark.parametrize("name", ["cpp", "cpp_agent"])
+@pytest.mark.parametrize("name", EXTENSION_MODULES)
 def test_a_skill_has_a_guide_and_the_three_clients(name):
     skill = load_skill(name)
     assert skill.extension_module in skill.guide
@@ -26,13 +35,24 @@ def test_the_guide_states_the_flags_that_are_used(name):
         assert flag in load_skill(name).guide or flag == "-fPIC"
 
 
-@pytest.mark.parametrize("name", ["cpp", "cpp_agent"])
-def test_the_guides_own_example_is_not_refused(name):
+@pytest.mark.parametrize("name", ["cuda", "cuda_agent"])
+def test_the_guide_states_nvccs_flags(name):
     guide = load_skill(name).guide
-    (kernel,) = re.findall(r"```cpp\n// (kernels/\S+)\n(.*?)```", guide, re.DOTALL)
+    assert all(flag in guide for flag in DEVICE_FLAGS) and "utils/sanitize.py" in guide
+    assert "utils/sanitize.py" in load_skill(name).template and "utils/sanitize.py" not in load_skill("cpp").template
+
+
+@pytest.mark.parametrize("name", EXTENSION_MODULES)
+def test_the_guides_own_example_is_not_refused(name):
+    assert check_source(load_skill(name), guide_example(name)) is None
+
+
+def guide_example(name: str) -> Candidate:
+    """The kernels and model_new.py that SKILL.md shows."""
+    guide = load_skill(name).guide
+    kernels = re.findall(r"```cpp\n// (kernels/\S+)\n(.*?)```", guide, re.DOTALL)
     (model,) = re.findall(r"```python\n# model_new.py\n(.*?)```", guide, re.DOTALL)
-    candidate = Candidate(files={"model_new.py": model, kernel[0]: kernel[1]})
-    assert check_source(load_skill(name), candidate) is None
+    return Candidate(files=dict(kernels) | {"model_new.py": model})
 
 
 def test_an_unknown_skill_lists_the_known_ones():

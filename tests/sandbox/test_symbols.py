@@ -6,7 +6,7 @@ import pytest
 
 from sandbox.elf import dynamic_symbols
 from sandbox.skill import load_skill
-from sandbox.symbols import _is_allowed_operator, _problem, check_symbols, qualified_name
+from sandbox.symbols import _cuda_problem, _is_allowed_operator, _problem, check_symbols, qualified_name
 from sandbox.toolchains.cpp import CppToolchain, Deadline
 from sandbox.types import Artifact
 
@@ -238,3 +238,35 @@ def test_an_extension_may_not_reach_operators_or_the_interpreter(symbol):
 )
 def test_what_torchs_own_headers_need_is_allowed(symbol):
     assert _problem(symbol, None, plain_abi=False) is None
+
+
+@pytest.mark.parametrize(
+    ("library", "allowed", "refused"),
+    [
+        (
+            "libcudart.so.13",
+            "__cudaLaunchKernel __cudaRegisterFatBinary cudaLaunchKernelExC cudaFuncSetAttribute cudaMemcpyAsync "
+            "cudaMemsetAsync cudaMallocAsync cudaFree cudaGetLastError cudaPeekAtLastError cudaDeviceGetAttribute "
+            "cudaOccupancyMaxActiveBlocksPerMultiprocessor cudaMemcpyToSymbolAsync",
+            "cudaStreamCreate cudaEventRecord cudaGraphLaunch cudaLaunchHostFunc cudaStreamAddCallback cudaDeviceReset "
+            "cudaStreamSetAttribute cudaDeviceSetLimit cudaGetDriverEntryPoint cudaMallocManaged cudaIpcOpenMemHandle "
+            "cudaHostRegister cudaProfilerStop",
+        ),
+        (
+            "libcublas.so.13",
+            "cublasCreate_v2 cublasSetStream_v2 cublasSgemm_v2 cublasGemmEx cublasSgemmStridedBatched cublasSgemv_v2",
+            "cublasSaxpy_v2 cublasSscal_v2 cublasSnrm2_v2 cublasStrsm_v2",
+        ),
+        ("libcublasLt.so.13", "cublasLtCreate cublasLtMatmul cublasLtMatmulDescCreate", "cublasLtLoggerSetFile"),
+        (
+            "libcudnn.so.9",
+            "cudnnCreate cudnnSetStream cudnnSetTensor4dDescriptor cudnnConvolutionForward "
+            "cudnnConvolutionBiasActivationForward cudnnGetConvolutionForwardAlgorithm_v7",
+            "cudnnSoftmaxForward cudnnPoolingForward cudnnBatchNormalizationForwardInference cudnnRNNForward "
+            "cudnnReduceTensor cudnnBackendExecute cudnnActivationForward",
+        ),
+    ],
+)
+def test_of_cudas_libraries_launches_products_and_convolutions_are_allowed(library, allowed, refused):
+    assert [name for name in allowed.split() if _cuda_problem(name, library) is not None] == []
+    assert [name for name in refused.split() if _cuda_problem(name, library) is None] == []

@@ -82,15 +82,34 @@ def test_a_signature_without_a_binding_is_named_with_its_line(signature, named):
 
 def test_the_interface_holds_what_the_object_exports_and_reads_back():
     found = parse_prototypes("k.cpp", 'extern "C" { void a(float* x) {} void b(int n) {} }')
-    module, read = read_interface(interface_of(found, {"a"}, "cpp_kernels"))
-    assert module == "cpp_kernels" and read == found[:1]
+    read = read_interface(interface_of(found, {"a"}, "cpp_kernels"))
+    assert read.module == "cpp_kernels" and read.device == "cpu" and read.functions == found[:1]
+    assert read_interface(interface_of(found, {"a"}, "cuda_kernels", device="cuda")).device == "cuda"
+
+
+def test_cuda_launchers_are_part_of_the_abi_and_kernels_are_not():
+    source = """
+extern "C" __global__ void __launch_bounds__(256) kernel(const float* x) {}
+extern "C" __device__ float helper(float x) { return x; }
+extern "C" cudaError_t launch(const __half* x, __nv_bfloat16* y, int64_t n, cudaStream_t stream) { return cudaSuccess; }
+"""
+    (launch,) = parse_prototypes("k.cu", source)
+    assert launch.name == "launch" and launch.result == "status"
+    assert [(p.dtype, p.pointer) for p in launch.parameters] == [
+        ("float16", True),
+        ("bfloat16", True),
+        ("int64", False),
+        ("stream", False),
+    ]
+    with pytest.raises(PrototypeError, match="has no binding"):
+        parse_prototypes("k.cu", 'extern "C" void f(__half x) {}')
 
 
 def test_two_branches_of_a_condition_may_define_the_same_function():
     both = parse_prototypes(
         "k.cpp", '#ifdef X\nextern "C" void a(float* x) {}\n#else\nextern "C" void a(float* x) {}\n#endif'
     )
-    assert len(read_interface(interface_of(both, {"a"}, "m"))[1]) == 1
+    assert len(read_interface(interface_of(both, {"a"}, "m")).functions) == 1
     different = parse_prototypes("k.cpp", 'extern "C" void a(float* x) {}\nextern "C" void a(int x) {}')
     with pytest.raises(PrototypeError, match="different parameters"):
         interface_of(different, {"a"}, "m")

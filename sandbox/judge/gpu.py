@@ -1,0 +1,230 @@
+"""A worker's tensors on a GPU: copies in and out, garbage in free memory, a cold cache, and the calls that are timed.
+
+A batch, and the empty one that the supervisor takes off its time:
+
+    [wipe the L2 cache ─► event ─► model(inputs) ─► event] x calls ─► device idle
+    [wipe the L2 cache ─► event ─►               ─► event] x calls ─► device idle
+
+While the cache is wiped the host gets ahead, so events tell what the device took and not how fast Python launches.
+Waiting is for the whole device: work on other streams, which events do not see, ends inside the clock of the
+supervisor, who times the batch from outside and compares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from sandbox.judge.placement import address_of, layout_of
+
+_synchronize = torch._C._cuda_synchronize if hasattr(torch._C, "_cuda_synchronize") else None
+_WIPE_FACTOR = 3
+"""Bytes written between two calls, in sizes of the L2 cache."""
+_POISON_SHARE, _MAX_POISON_BYTES = 0.25, 2 << 30
+_SMALL_BLOCK_BYTES, _SMALL_BLOCKS = 1 << 20, 16
+"""The caching allocator serves up to 1 MiB from segments of their own."""
+_GARBAGE = (0x7F, 0xFF)
+"""3.4e38 and NaN as float32: one survives a minimum, the other a sum."""
+_LIMIT_PERSISTING_L2 = 6
+_MAX_CALLS = 64
+
+
+class CudaPlacement:
+    """The one GPU that CUDA_VISIBLE_DEVICES leaves visible."""
+
+    kind: Literal["cpu", "cuda"] = "cuda"
+
+    def __init__(self) -> None:
+        self._slots: dict[int, list[torch.Tensor]] = {}
+        self._copies: list[torch.Tensor] = []
+
+    def start(self) -> dict[str, Any]:
+        """Makes the context. float32 is float32 from here on: no TF32 in products or convolutions."""
+        torch.cuda.init()
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")
+        self._runtime = CudaRuntime()
+        properties = torch.cuda.get_device_properties(0)
+        self._l2_bytes = int(getattr(properties, "L2_cache_size", 0)) or 64 << 20
+        self._wiped = torch.empty(_WIPE_FACTOR * self._l2_bytes, dtype=torch.uint8, device="cuda")
+        self._events = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(_MAX_CALLS)
+        ]
+        for start, end in self._events:  # an event is made when it is first recorded
+            start.record()
+            end.record()
+        self._persisting_bytes = self._runtime.limit(_LIMIT_PERSISTING_L2)
+        torch.cuda.synchronize()
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        return {
+            "name": properties.name,
+            "capability": [properties.major, properties.minor],
+            "free_bytes": free_bytes,
+            "total_bytes": total_bytes,
+            "l2_bytes": self._l2_bytes,
+            "cuda": torch.version.cuda,
+        }
+
+    def share(self, memory: Any) -> None:
+        """Pins the arena, which makes copies several times as fast; where the system forbids it they are slow."""
+        self._runtime.pin(ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory))
+
+    def creation(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.device("cuda")
+
+    def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to("cuda", copy=True)
+
+    def copy_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.cpu()
+
+    def arguments(self, slot: int, host: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Copied into memory that stays the slot's: new contents come into the same storage as before."""
+        if slot not in self._slots:
+            self._slots[slot] = [torch.empty(_span(tensor), dtype=tensor.dtype, device="cuda") for tensor in host]
+        placed = []
+        for tensor, flat in zip(host, self._slots[slot], strict=True):
+            if tensor.numel():
+                flat.copy_(_flat(tensor))
+            placed.append(flat.as_strided(tensor.shape, tensor.stride()))
+        return placed
+
+    def copy_back(self, slot: int, host: list[torch.Tensor]) -> None:
+        """What a slot's inputs hold now, into the arena: the supervisor looks whether a call has changed them."""
+        for tensor, flat in zip(host, self._slots[slot], strict=True):
+            if tensor.numel():
+                _flat(tensor).copy_(flat)
+
+    def input_ranges(self) -> list[list[int]]:
+        tensors = [flat for slot in self._slots.values() for flat in slot if flat.numel()]
+        return [[flat.data_ptr(), flat.data_ptr() + flat.nbytes] for flat in tensors]
+
+    def before_batch(self, *, observe: bool) -> None:
+        """In the checks memory comes from blocks that hold garbage; when timed, blocks that were freed hold it."""
+        garbage = random.choice(_GARBAGE)
+        if observe:
+            torch.cuda.empty_cache()
+            free_bytes, _ = torch.cuda.mem_get_info()
+            sizes = [min(int(free_bytes * _POISON_SHARE), _MAX_POISON_BYTES)] + [_SMALL_BLOCK_BYTES] * _SMALL_BLOCKS
+            blocks = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+            del blocks  # their memory stays with the allocator, and is filled below
+        for segment in torch.cuda.memory_snapshot():
+            for block in segment["blocks"]:
+                if block["state"] == "inactive":
+                    self._runtime.fill(block["address"], garbage, block["size"])
+        torch.cuda.synchronize()
+        self._runtime.clear_error()
+
+    def run(self, model: Callable[..., Any], calls: list[list[Any]], outputs: list[Any]) -> dict[str, Any]:
+        wiped, size, runtime = self._wiped.data_ptr(), self._wiped.nbytes, self._runtime
+        runtime.forget_persisting_lines()
+        runtime.fill(wiped, 0, size)
+        for (start, end), arguments in zip(self._events, calls, strict=False):
+            runtime.fill(wiped, 0, size)
+            start.record()
+            outputs.append(model(*arguments))
+            end.record()
+        _synchronize()  # type: ignore[misc]
+        runtime.raise_error()
+        return {"device_ms": [start.elapsed_time(end) for start, end in self._events[: len(calls)]]}
+
+    def address_of(self, tensor: Any) -> int:
+        return address_of(tensor, "cuda")
+
+    def leaf_of(self, tensor: Any) -> dict[str, Any]:
+        """Copies the output's memory to the host, where the supervisor reads it."""
+        address = self.address_of(tensor)
+        if not address and tensor.numel():
+            return layout_of(tensor) | {"stride": [], "address": 0, "storage": [0, 0]}
+        copy = _flat(tensor.detach()).cpu() if tensor.numel() else torch.empty(0, dtype=tensor.dtype)
+        self._copies.append(copy)
+        storage = tensor.untyped_storage()
+        return layout_of(tensor) | {
+            "address": copy.data_ptr(),
+            "device_address": address,
+            "storage": [storage.data_ptr(), storage.nbytes()],
+        }
+
+    def overwrite(self, tensors: list[Any], byte: int) -> None:
+        """Destroys results that the model may have kept."""
+        for tensor in tensors:
+            address = self.address_of(tensor)
+            if address and tensor.numel():
+                self._runtime.fill(address, byte, _span(tensor) * tensor.element_size())
+        torch.cuda.synchronize()
+
+    def release(self) -> None:
+        self._copies.clear()
+
+    def tampering(self) -> list[str]:
+        if self._runtime.limit(_LIMIT_PERSISTING_L2) != self._persisting_bytes:
+            return ["changed the device's limit of L2 cache that outlives a flush"]
+        return []
+
+    def copy_rate(self, num_bytes: int) -> float:
+        """Bytes a millisecond of a copy that moves `num_bytes` through a cold cache, reads and writes together."""
+        half = max(1, num_bytes // 2)
+        source, target = (torch.zeros(half, dtype=torch.uint8, device="cuda") for _ in range(2))
+        calls: list[list[Any]] = [[source] for _ in range(16)]
+        times = self.run(target.copy_, calls, [])["device_ms"]
+        return 2 * half / min(times)
+
+
+class CudaRuntime:
+    """Calls of the CUDA runtime library that torch does not offer, on the copy of it that torch has loaded."""
+
+    _resets_persisting = True
+
+    def __init__(self) -> None:
+        major = str(torch.version.cuda).partition(".")[0]
+        self._library = ctypes.CDLL(f"libcudart.so.{major}")
+        self._memset = self._library.cudaMemsetAsync
+        self._memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p]
+        self._library.cudaGetErrorString.restype = ctypes.c_char_p
+
+    def fill(self, address: int, byte: int, num_bytes: int) -> None:
+        """On the default stream; every stream that torch uses by default is that one."""
+        self._check(self._memset(address, byte, num_bytes, None))
+
+    def forget_persisting_lines(self) -> None:
+        if self._resets_persisting and self._library.cudaCtxResetPersistingL2Cache():
+            self._resets_persisting = False  # a GPU without the feature; nothing can persist there
+            self.clear_error()
+
+    def pin(self, address: int, num_bytes: int) -> None:
+        if self._library.cudaHostRegister(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), 0):
+            self.clear_error()
+
+    def limit(self, which: int) -> int:
+        value = ctypes.c_size_t()
+        self._library.cudaDeviceGetLimit(ctypes.byref(value), which)
+        return value.value
+
+    def clear_error(self) -> None:
+        self._library.cudaGetLastError()
+
+    def raise_error(self) -> None:
+        """Raises RuntimeError where a launch has failed and nobody asked: it did nothing, and said nothing."""
+        self._check(self._library.cudaGetLastError())
+
+    def _check(self, status: int) -> None:
+        if status:
+            text = self._library.cudaGetErrorString(status).decode()
+            raise RuntimeError(f"CUDA error {status}: {text}; a launch failed, check its grid, block and shared memory")
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements from the first to past the last in memory."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_strided((_span(tensor),), (1,), tensor.storage_offset())

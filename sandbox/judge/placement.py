@@ -1,0 +1,204 @@
+"""Where a worker's tensors lie and how a batch of calls runs there: the host's memory, or a GPU (sandbox.judge.gpu)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import torch
+
+from sandbox.judge.arena import span_bytes
+from sandbox.judge.values import ITEMSIZE
+
+_data_ptr = torch.Tensor.data_ptr
+_untyped_storage = torch.Tensor.untyped_storage
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_PERTURB = -3, -1, -2, -6
+_POISON = 0x80
+"""glibc fills new blocks with its complement 0x7f: 3.4e38 as float32, so memory read before it is written shows."""
+
+
+class Placement(Protocol):
+    """The part of a worker that depends on the device. Candidate and reference use the same one."""
+
+    kind: Literal["cpu", "cuda"]
+
+    def start(self) -> dict[str, Any]:
+        """Readies the device; facts about it for the supervisor."""
+        ...
+
+    def share(self, memory: Any) -> None:
+        """Readies the arena's memory for copies, as far as that is possible."""
+        ...
+
+    def creation(self) -> contextlib.AbstractContextManager[Any]:
+        """Tensors made inside without a device are made where models run."""
+        ...
+
+    def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of a host tensor where models run, with the same strides."""
+        ...
+
+    def copy_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor in host memory with the same values."""
+        ...
+
+    def arguments(self, slot: int, host: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The inputs of a call: the tensors of an arena's slot, or copies in memory that belongs to the slot."""
+        ...
+
+    def input_ranges(self) -> list[list[int]]:
+        """[first byte, past the last] of the memory that holds inputs, where it is not the arena."""
+        ...
+
+    def before_batch(self, *, observe: bool) -> None:
+        """Fills memory that no tensor owns with garbage, as far as this device's clock allows."""
+        ...
+
+    def run(self, model: Callable[..., Any], calls: list[list[Any]], outputs: list[Any]) -> dict[str, Any]:
+        """Calls the model, appends its results, returns once all work is done; what it can say about times."""
+        ...
+
+    def address_of(self, tensor: Any) -> int:
+        """First byte, or 0 where a tensor has no plain memory on this device."""
+        ...
+
+    def leaf_of(self, tensor: Any) -> dict[str, Any]:
+        """What the supervisor has to know to read an output; `address` is always in host memory."""
+        ...
+
+    def release(self) -> None:
+        """Forgets what leaf_of copied."""
+        ...
+
+    def copy_back(self, slot: int, host: list[torch.Tensor]) -> None:
+        """What a slot's inputs hold now, into the arena; nothing to do where they lie there."""
+        ...
+
+    def overwrite(self, tensors: list[Any], byte: int) -> None:
+        """Destroys results; nothing to do where the supervisor writes into this process itself."""
+        ...
+
+    def copy_rate(self, num_bytes: int) -> float | None:
+        """Bytes a millisecond, read and written, of a copy that moves `num_bytes`; None where it sets no floor."""
+        ...
+
+    def tampering(self) -> list[str]:
+        """Settings of the device that a candidate has changed."""
+        ...
+
+
+class HostPlacement:
+    """Models run where the arena lies."""
+
+    kind: Literal["cpu", "cuda"] = "cpu"
+
+    def start(self) -> dict[str, Any]:
+        return {}
+
+    def share(self, memory: Any) -> None:
+        pass
+
+    def creation(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    def copy_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def arguments(self, slot: int, host: list[torch.Tensor]) -> list[torch.Tensor]:
+        return host
+
+    def input_ranges(self) -> list[list[int]]:
+        return []
+
+    def before_batch(self, *, observe: bool) -> None:
+        _MALLOPT(_M_PERTURB, _POISON if observe else 0)
+
+    def run(self, model: Callable[..., Any], calls: list[list[Any]], outputs: list[Any]) -> dict[str, Any]:
+        for arguments in calls:
+            outputs.append(model(*arguments))
+        return {}
+
+    def address_of(self, tensor: Any) -> int:
+        return address_of(tensor)
+
+    def leaf_of(self, tensor: Any) -> dict[str, Any]:
+        return leaf_of(tensor)
+
+    def release(self) -> None:
+        pass
+
+    def copy_back(self, slot: int, host: list[torch.Tensor]) -> None:
+        pass
+
+    def overwrite(self, tensors: list[Any], byte: int) -> None:
+        pass
+
+    def copy_rate(self, num_bytes: int) -> float | None:
+        return None  # caches of hundreds of megabytes: memory bandwidth would reject honest kernels
+
+    def tampering(self) -> list[str]:
+        return []
+
+
+def make_placement(kind: str) -> Placement:
+    if kind == "cpu":
+        return HostPlacement()
+    from sandbox.judge.gpu import CudaPlacement
+
+    return CudaPlacement()
+
+
+def address_of(tensor: Any, device: str = "cpu") -> int:
+    """First byte, or 0 where a tensor has no plain memory (sparse, lazy, another device)."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return 0
+    return _data_ptr(tensor) if tensor.device.type == device else 0
+
+
+def leaf_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """What the supervisor has to know to read a tensor of the host's memory."""
+    address = address_of(tensor)
+    if not address and tensor.numel():
+        return layout_of(tensor) | {"stride": [], "address": 0, "storage": [0, 0]}
+    storage = _untyped_storage(tensor)
+    return layout_of(tensor) | {"address": address, "storage": [storage.data_ptr(), storage.nbytes()]}
+
+
+def layout_of(tensor: torch.Tensor) -> dict[str, Any]:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "shape": list(tensor.shape), "stride": list(tensor.stride())}
+
+
+def view_at(memory: Any, offset: int, leaf: dict[str, Any]) -> torch.Tensor:
+    """A tensor over the memory of an arena."""
+    dtype = getattr(torch, leaf["dtype"])
+    num_bytes = span_bytes(leaf, ITEMSIZE[leaf["dtype"]])
+    if num_bytes == 0:
+        return torch.empty(leaf["shape"], dtype=dtype)
+    flat = torch.frombuffer(memory, dtype=dtype, count=num_bytes // ITEMSIZE[leaf["dtype"]], offset=offset)
+    return flat.as_strided(leaf["shape"], leaf["stride"])
+
+
+def settle_allocator() -> None:
+    """Makes glibc keep freed blocks, as it does after a while in a long-lived process.
+
+    By default its thresholds move with the sizes freed so far, so that the same task reads several times slower or
+    faster by what its process did before. Fixed thresholds put candidate, eager and torch.compile on one footing.
+    """
+    _MALLOPT(_M_MMAP_THRESHOLD, 32 << 20)
+    _MALLOPT(_M_TRIM_THRESHOLD, 1 << 30)
+    _MALLOPT(_M_TOP_PAD, 64 << 20)
+
+
+def _mallopt() -> Callable[[int, int], int]:
+    function = ctypes.CDLL(None).mallopt
+    function.argtypes, function.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
+    return function
+
+
+_MALLOPT = _mallopt()

@@ -1,0 +1,79 @@
+"""Clocks of a GPU that disagree, as numbers; the clocks themselves are tested on devices."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from sandbox.config import JudgeConfig
+from sandbox.judge.candidate_side import RejectedError
+from sandbox.judge.run import Run
+from sandbox.judge.timing import Contender, Series, middle_mean, time_batch
+from sandbox.types import DeviceError, Outcome
+
+
+def test_the_middle_mean_ignores_stragglers_on_both_sides():
+    assert middle_mean([5.0]) == 5.0 and middle_mean([1.0, 3.0]) == 2.0
+    assert middle_mean([2.0, 1.0, 3.0, 1000.0, 2.0, 2.0, 2.0, 0.0]) == 2.0
+
+
+def gpu_contender(events_ms: list[float], *, seconds: float = 0.01, blank_s: float = 0.006) -> Contender:
+    """A batch of four calls."""
+    going = [blank_s]
+
+    def ready(slots: list[int]) -> None:
+        going[0] = seconds
+
+    def ready_blank(num_calls: int) -> None:
+        going[0] = blank_s
+
+    return Contender(
+        SimpleNamespace(),  # type: ignore[arg-type]
+        ready,
+        lambda: (going[0], events_ms),
+        lambda: None,
+        ready_blank,
+        num_calls=4,
+    )
+
+
+def test_a_gpus_time_is_that_of_its_events_and_the_outer_clock_is_kept_less_the_blank_batch():
+    contender = gpu_contender([0.9, 1.0, 1.0, 1.1])
+    assert time_batch(contender, [0, 1, 2, 3]) == 1.0
+    assert contender.outside.values_ms == [pytest.approx(1.0)]
+
+
+@pytest.mark.parametrize("events_ms", [[], [1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0], [float("nan")] * 4])
+def test_events_that_say_nothing_are_our_trouble(events_ms):
+    with pytest.raises(DeviceError, match="cannot be relied on"):
+        time_batch(gpu_contender(events_ms), [0, 1, 2, 3])
+
+
+def compared(candidate: tuple[list[float], list[float]], eager: tuple[list[float], list[float]]) -> Run:
+    """`candidate` and `eager`: milliseconds of rounds by the events and by the supervisor's clock."""
+    side, oracle = SimpleNamespace(protocol="hardened", device="cuda"), SimpleNamespace(device="cuda")
+    run = Run(JudgeConfig(device="cuda"), oracle, side, {})  # type: ignore[arg-type]
+    contenders = []
+    for events, outside in (candidate, eager):
+        contender = gpu_contender([1.0] * 4)
+        contender.series, contender.outside = Series(events), Series(outside)
+        contenders.append(contender)
+    run._compare_clocks(*contenders)
+    return run
+
+
+def test_clocks_that_agree_pass_however_noisy_the_outer_one_is():
+    run = compared(([0.017] * 3, [0.03, 0.028, 0.2]), ([0.05] * 3, [0.06, 0.07, 0.3]))
+    assert run.outside_ms["candidate"]["min_ms"] == 0.028
+
+
+def test_work_that_events_do_not_see_is_refused_but_asked_for_twice():
+    with pytest.raises(RejectedError, match="on torch's current stream") as caught:
+        compared(([0.24] * 3, [0.68, 0.64, 0.7]), ([0.05] * 3, [0.06] * 3))
+    assert caught.value.outcome is Outcome.REFUSED and caught.value.device_trouble
+
+
+def test_an_outer_clock_that_is_faster_than_the_device_is_our_trouble():
+    with pytest.raises(DeviceError, match="the supervisor's clock says 0.5 ms"):
+        compared(([1.0] * 3, [0.5] * 3), ([1.0] * 3, [1.0] * 3))
