@@ -14,7 +14,7 @@ from jaxagent.config import MeshConfig
 from jaxagent.types import TrainState
 
 AXES = ("data", "fsdp", "tensor", "expert", "context")
-BATCH_AXES = ("data", "fsdp")
+BATCH_AXES = ("data", "fsdp", "expert")
 
 LOGICAL_RULES: Mapping[str, str | None] = {
     "vocab": "tensor",
@@ -24,6 +24,8 @@ LOGICAL_RULES: Mapping[str, str | None] = {
     "head_dim": None,
     "mlp": "tensor",
     "expert": "expert",
+    "router": None,
+    "rank": None,
     "layers": None,
     "value": None,
 }
@@ -47,11 +49,11 @@ def make_mesh(cfg: MeshConfig, *, rows_per_microbatch: int, devices: Sequence[An
             "or for a trial on one CPU set XLA_FLAGS=--xla_force_host_platform_device_count="
             f"{needed}"
         )
-    split = cfg.data * cfg.fsdp
+    split = cfg.data * cfg.fsdp * cfg.expert
     if rows_per_microbatch % split:
         raise ValueError(
-            f"learner.rows_per_microbatch={rows_per_microbatch} must be a multiple of mesh.data x "
-            f"mesh.fsdp = {split}: these axes share a microbatch's rows; set it to {split} or more"
+            f"learner.rows_per_microbatch={rows_per_microbatch} must be a multiple of mesh.data x mesh.fsdp x "
+            f"mesh.expert = {split}: these axes share a microbatch's rows; set it to {split} or more"
         )
     return Mesh(np.asarray(devices[:needed]).reshape(sizes), AXES)
 
@@ -90,7 +92,7 @@ def state_shardings(state: TrainState, params_sharding: Any, mesh: Mesh) -> Trai
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """[M, B, T]: rows are shared out over data and fsdp."""
+    """[M, B, T]: rows are shared out over data, fsdp and expert."""
     return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
 
 
