@@ -41,7 +41,7 @@ class Checkpoints:
         json.dumps(record)  # refuse what JSON can't hold before anything is written
         number = 0 if (latest := self.latest()) is None else latest + 1
         args = ocp.args.Composite(
-            arrays=ocp.args.StandardSave(_keyed(arrays)), record=ocp.args.JsonSave({"format": FORMAT, **record})
+            arrays=ocp.args.StandardSave(by_path(arrays)), record=ocp.args.JsonSave({"format": FORMAT, **record})
         )
         self._manager.save(number, args=args)
         self._manager.wait_until_finished()
@@ -51,11 +51,7 @@ class Checkpoints:
         """The JSON record of a checkpoint, by default of the latest."""
         number = self._existing(number)
         record = self._manager.restore(number, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
-        if record.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{self._folder}/{number}: its format is {record.get('format')}, this version reads "
-                f"{FORMAT}; resume with the version that wrote it, or start a new run"
-            )
+        check_format(record, f"{self._folder}/{number}")
         return record
 
     def arrays(self, like: Any, number: int | None = None) -> Any:
@@ -64,11 +60,10 @@ class Checkpoints:
         `like` holds arrays or jax.ShapeDtypeStruct with a sharding; the mesh may be another one than at saving.
         """
         number = self._existing(number)
-        abstract = {name: ocp.utils.to_shape_dtype_struct(leaf) for name, leaf in _keyed(like).items()}
-        self._check_shapes(abstract, number)
+        abstract = {name: ocp.utils.to_shape_dtype_struct(leaf) for name, leaf in by_path(like).items()}
+        check_shapes(f"{self._folder}/{number}", self._saved_shapes(number), abstract)
         restored = self._manager.restore(number, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(abstract)))
-        leaves = [restored["arrays"][name] for name in abstract]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+        return jax.tree.unflatten(jax.tree.structure(like), [restored["arrays"][name] for name in abstract])
 
     def close(self) -> None:
         self._manager.close()
@@ -83,23 +78,36 @@ class Checkpoints:
             )
         return number
 
-    def _check_shapes(self, abstract: dict[str, Any], number: int) -> None:
-        saved = self._manager.item_metadata(number)["arrays"].tree
-        if saved.keys() != abstract.keys():
-            odd = sorted(saved.keys() ^ abstract.keys())[:3]
+    def _saved_shapes(self, number: int) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(leaf.shape) for name, leaf in self._manager.item_metadata(number)["arrays"].tree.items()}
+
+
+def check_format(record: dict[str, Any], where: str) -> None:
+    """Raises CheckpointError where a record was written by another version."""
+    if record.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{where}: its format is {record.get('format')}, this version reads "
+            f"{FORMAT}; resume with the version that wrote it, or start a new run"
+        )
+
+
+def check_shapes(where: str, saved: dict[str, tuple[int, ...]], wanted: dict[str, Any]) -> None:
+    """Raises CheckpointError where a checkpoint's arrays are not those of the learner that reads it."""
+    if saved.keys() != wanted.keys():
+        odd = sorted(saved.keys() ^ wanted.keys())[:3]
+        raise CheckpointError(
+            f"{where} is of another model or optimizer: only one side has "
+            f"{', '.join(odd)}. Resume with the run's own config.yaml"
+        )
+    for name, want in wanted.items():
+        if saved[name] != tuple(want.shape):
             raise CheckpointError(
-                f"{self._folder}/{number} is of another model or optimizer: only one side has "
-                f"{', '.join(odd)}. Resume with the run's own config.yaml"
+                f"{where} is of another model: {name} is {saved[name]} "
+                f"there and {want.shape} here. Resume with the run's own config.yaml"
             )
-        for name, want in abstract.items():
-            if tuple(saved[name].shape) != tuple(want.shape):
-                raise CheckpointError(
-                    f"{self._folder}/{number} is of another model: {name} is {saved[name].shape} "
-                    f"there and {want.shape} here. Resume with the run's own config.yaml"
-                )
 
 
-def _keyed(tree: Any) -> dict[str, Any]:
+def by_path(tree: Any) -> dict[str, Any]:
     """Leaves by their path: what is stored doesn't depend on container classes."""
     paths = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="/"): _as_array(leaf) for path, leaf in paths}
