@@ -21,6 +21,7 @@ from jaxagent.models.stored import Rule, WeightsError
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+_FETCHED_WHOLE_BYTES = 1 << 30
 
 
 def load_decoder(
@@ -63,16 +64,20 @@ def load_config(folder: str | Path) -> DecoderConfig:
 def named_weights(decoder: Decoder) -> Iterator[tuple[str, np.ndarray]]:
     """Every weight under its Hugging Face name, in Hugging Face layout and the parameters' dtype, adapters merged.
 
-    Contiguous host arrays; one layer of one parameter is fetched from the devices at a time. Tied heads have no tensor.
+    Contiguous host arrays; host memory holds one parameter of at most 1 GiB, or one layer of a larger one. Tied heads
+    have no tensor.
     """
     merged = merged_kernels(decoder)
     for rule, parameter in stored_parameters(decoder):
+        value = parameter.get_value()
         if rule.num_stacked == 0:
-            yield rule.hf_name, rule.to_hf(np.asarray(jax.device_get(parameter.get_value())))
+            yield rule.hf_name, rule.to_hf(np.asarray(jax.device_get(value)))
             continue
+        if value.nbytes <= _FETCHED_WHOLE_BYTES and rule.path not in merged:
+            value = jax.device_get(value)
         for layer in range(decoder.config.num_layers):
-            value = merged[rule.path](layer) if rule.path in merged else parameter.get_value()[layer]
-            fetched = np.asarray(jax.device_get(value))[None]
+            of_layer = merged[rule.path](layer) if rule.path in merged else value[layer]
+            fetched = np.asarray(jax.device_get(of_layer))[None]
             for place in rule.places(fetched.shape):
                 yield rule.hf_name.format(layer, *place[1:]), rule.to_hf(fetched[place])
 

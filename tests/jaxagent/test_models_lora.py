@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +26,7 @@ from jaxagent.config import LoraConfig, ScratchModelConfig, ValuePretrainStage
 from jaxagent.models.adapters import load_adapters, read_adapter_config, save_adapters
 from jaxagent.models.config import ComputeConfig, UnsupportedModelError
 from jaxagent.models.decoder import new_decoder
+from jaxagent.models.export import export_hf
 from jaxagent.models.families import from_scratch
 from jaxagent.models.lora import add_adapters, trainable
 from jaxagent.models.params import load_decoder, named_weights
@@ -70,8 +73,6 @@ def test_merged_weights_compute_what_base_and_adapters_compute(tmp_path):
     for name, value in named_weights(merged):
         changed = not np.array_equal(stored[name], value)
         assert changed == any(f"{target}.weight" in name for target in ALL), name
-    from jaxagent.models.export import export_hf
-
     export_hf(actor, actor.config, tmp_path / "merged")
     np.testing.assert_allclose(logits_of(load_decoder(tmp_path / "merged")), logits_of(actor), atol=2e-6)
 
@@ -207,9 +208,6 @@ theirs.save_pretrained(f"{folder}/theirs")
 
 def peft_python() -> str | None:
     """An interpreter that has PEFT: this one, or that of the environment variable JAXAGENT_PEFT_PYTHON."""
-    import importlib.util
-    import os
-
     if importlib.util.find_spec("peft") is not None:
         return sys.executable
     return os.environ.get("JAXAGENT_PEFT_PYTHON")

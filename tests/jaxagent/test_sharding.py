@@ -92,6 +92,21 @@ def test_eight_devices_compute_what_one_computes(name, config, mesh):
         assert apart.mean() < 0.02, key
 
 
+@pytest.mark.parametrize("mesh", [{"expert": 4, "tensor": 2}, {"fsdp": 2, "expert": 4}], ids=str)
+def test_recorded_routing_is_replayed_on_a_mesh_as_on_one_device(mesh):
+    rng = np.random.default_rng(0)
+    token_ids, segment_ids = rng.integers(0, 32, (8, 12)).astype(np.int32), np.ones((8, 12), np.int32)
+    positions = np.tile(np.arange(12, dtype=np.int32), (8, 1))
+    routing = np.stack([rng.permutation(8)[:2] for _ in range(8 * 12 * 2)]).reshape(8, 12, 2, 2).astype(np.int32)
+    routing[:, :3] = -1
+    actor = tiny_actor(config=MOE)
+    call = nnx.jit(lambda actor: actor(token_ids, positions, segment_ids, routing_BTLK=routing))
+    alone = call(actor)
+    with jax.set_mesh(make_mesh(MeshConfig(**mesh), rows_per_microbatch=8)):
+        together = call(actor)
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
 def test_experts_lie_on_the_devices_of_their_axis():
     learner = make_learner(Path(), config=MOE, mesh={"expert": 4, "tensor": 2}, rows_per_microbatch=8)
     gate = learner._steps.actor.params["layers"]["mlp"]["gate"].get_value()
