@@ -49,7 +49,7 @@ class Checkpoints:
         json.dumps(record)  # refuse what JSON can't hold before anything is written
         number = 0 if (latest := self.latest()) is None else latest + 1
         args = ocp.args.Composite(
-            arrays=ocp.args.StandardSave(_keyed(arrays)), record=ocp.args.JsonSave({"format": FORMAT, **record})
+            arrays=ocp.args.StandardSave(by_path(arrays)), record=ocp.args.JsonSave({"format": FORMAT, **record})
         )
         try:
             self._manager.save(number, args=args)
@@ -60,7 +60,7 @@ class Checkpoints:
                 raise
             for part in self._folder.glob(f"{number}.*tmp*"):
                 shutil.rmtree(part, ignore_errors=True)
-            size = sum(leaf.nbytes for leaf in _keyed(arrays).values())
+            size = sum(leaf.nbytes for leaf in by_path(arrays).values())
             raise CheckpointError(
                 f"{self._folder}: no room for checkpoint {number} of {size:,} bytes ({reason}); nothing of it was kept "
                 "and the one before is whole. Free some space, then resume the run"
@@ -71,11 +71,7 @@ class Checkpoints:
         """The JSON record of a checkpoint, by default of the latest."""
         number = self._existing(number)
         record = self._manager.restore(number, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
-        if record.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{self._folder}/{number}: its format is {record.get('format')}, this version reads "
-                f"{FORMAT}; resume with the version that wrote it, or start a new run"
-            )
+        check_format(record, f"{self._folder}/{number}")
         return record
 
     def arrays(self, like: Any, number: int | None = None) -> Any:
@@ -85,24 +81,17 @@ class Checkpoints:
         """
         number = self._existing(number)
         abstract = _abstract(like)
-        saved = self._saved(number)
-        if saved.keys() != abstract.keys():
-            odd = sorted(saved.keys() ^ abstract.keys())[:3]
-            raise CheckpointError(
-                f"{self._folder}/{number} is of another model or optimizer: only one side has "
-                f"{', '.join(odd)}. Resume with the run's own config.yaml"
-            )
-        self._check_shapes(abstract, saved, number)
+        check_shapes(f"{self._folder}/{number}", self._saved_shapes(number), abstract)
         restored = self._manager.restore(number, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(abstract)))
         return _filled(like, abstract, restored["arrays"])
 
     def some_arrays(self, like: Any, number: int | None = None) -> Any:
         """As `arrays`, for a part of the tree that was saved; nothing else of the checkpoint is read."""
         number = self._existing(number)
-        abstract, saved = _abstract(like), self._saved(number)
+        abstract, saved = _abstract(like), self._saved_shapes(number)
         if missing := sorted(abstract.keys() - saved.keys())[:3]:
             raise CheckpointError(f"{self._folder}/{number} is of another model: it lacks {', '.join(missing)}")
-        self._check_shapes(abstract, saved, number)
+        check_shapes(f"{self._folder}/{number}", {name: saved[name] for name in abstract}, abstract)
         args = ocp.args.PyTreeRestore(
             item=abstract,
             restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
@@ -125,27 +114,44 @@ class Checkpoints:
             )
         return number
 
-    def _saved(self, number: int) -> Any:
-        return self._manager.item_metadata(number)["arrays"].tree
+    def _saved_shapes(self, number: int) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(leaf.shape) for name, leaf in self._manager.item_metadata(number)["arrays"].tree.items()}
 
-    def _check_shapes(self, abstract: dict[str, Any], saved: Any, number: int) -> None:
-        for name, want in abstract.items():
-            if tuple(saved[name].shape) != tuple(want.shape):
-                raise CheckpointError(
-                    f"{self._folder}/{number} is of another model: {name} is {saved[name].shape} "
-                    f"there and {want.shape} here. Resume with the run's own config.yaml"
-                )
+
+def check_format(record: dict[str, Any], where: str) -> None:
+    """Raises CheckpointError where a record was written by another version."""
+    if record.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{where}: its format is {record.get('format')}, this version reads "
+            f"{FORMAT}; resume with the version that wrote it, or start a new run"
+        )
+
+
+def check_shapes(where: str, saved: dict[str, tuple[int, ...]], wanted: dict[str, Any]) -> None:
+    """Raises CheckpointError where a checkpoint's arrays are not those of the learner that reads it."""
+    if saved.keys() != wanted.keys():
+        odd = sorted(saved.keys() ^ wanted.keys())[:3]
+        raise CheckpointError(
+            f"{where} is of another model or optimizer: only one side has "
+            f"{', '.join(odd)}. Resume with the run's own config.yaml"
+        )
+    for name, want in wanted.items():
+        if saved[name] != tuple(want.shape):
+            raise CheckpointError(
+                f"{where} is of another model: {name} is {saved[name]} "
+                f"there and {want.shape} here. Resume with the run's own config.yaml"
+            )
 
 
 def _abstract(like: Any) -> dict[str, Any]:
-    return {name: ocp.utils.to_shape_dtype_struct(leaf) for name, leaf in _keyed(like).items()}
+    return {name: ocp.utils.to_shape_dtype_struct(leaf) for name, leaf in by_path(like).items()}
 
 
 def _filled(like: Any, abstract: dict[str, Any], restored: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(like), [restored[name] for name in abstract])
 
 
-def _keyed(tree: Any) -> dict[str, Any]:
+def by_path(tree: Any) -> dict[str, Any]:
     """Leaves by their path: what is stored doesn't depend on container classes."""
     paths = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="/"): _as_array(leaf) for path, leaf in paths}

@@ -56,8 +56,29 @@ class PretrainedModelConfig(Config):
 ModelConfig = Annotated[ScratchModelConfig | PretrainedModelConfig, Field(discriminator="kind")]
 
 
+class LoraConfig(Config):
+    """Low-rank adapters on actor and critic; the base stays as it was loaded."""
+
+    rank: int = Field(default=16, gt=0)
+    alpha: float = Field(default=32.0, gt=0)
+    """The adapter's term is multiplied by alpha / rank."""
+    targets: list[Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]] = Field(
+        default=["q_proj", "k_proj", "v_proj", "o_proj"], min_length=1
+    )
+    """Matrices with an adapter, in every layer; those of experts have none."""
+
+    @model_validator(mode="after")
+    def _check(self) -> LoraConfig:
+        if len(set(self.targets)) != len(self.targets):
+            raise ValueError(f"targets={self.targets} names a matrix twice; name each once")
+        return self
+
+
 class MeshConfig(Config):
-    """Devices along each axis; the product is the number of devices of the learner."""
+    """Devices along each axis; the product is the number of devices of the learner.
+
+    Rows are shared out over data, fsdp and expert; fsdp splits parameters as well, expert those of experts.
+    """
 
     data: int = Field(default=1, gt=0)
     fsdp: int = Field(default=1, gt=0)
@@ -113,6 +134,10 @@ class LearnerConfig(Config):
     keeps a float32 master copy beside, so that costs memory (6 bytes a parameter, not 4) and saves gathering them."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     ppo: PPOConfig = PPOConfig()
+    lora: LoraConfig | None = None
+    """None: all parameters are trained."""
+    router_aux_coef: float = Field(default=0.0, ge=0)
+    """Weight of the load-balancing loss of a mixture of experts, in all losses of the actor; 0 is off."""
     row_tokens: int = Field(default=2048, gt=0)
     """Length of a packed row; no trajectory may be longer."""
     rows_per_microbatch: int = Field(default=4, gt=0)

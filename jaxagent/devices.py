@@ -33,11 +33,11 @@ def check_mesh(cfg: MeshConfig, *, rows_per_microbatch: int) -> None:
             f"learner.mesh.context={cfg.context}: rows can't be split along their length yet; set it to "
             "1 and use fsdp or tensor, and a smaller learner.rows_per_microbatch for long rows"
         )
-    split = cfg.data * cfg.fsdp
+    split = cfg.data * cfg.fsdp * cfg.expert
     if rows_per_microbatch % split:
         raise ConfigError(
             f"learner.rows_per_microbatch={rows_per_microbatch} must be a multiple of mesh.data x "
-            f"mesh.fsdp = {split}: these axes share a microbatch's rows; set it to {split} or more"
+            f"mesh.fsdp x mesh.expert = {split}: these axes share a microbatch's rows; set it to {split} or more"
         )
 
 

@@ -25,6 +25,7 @@ from jaxagent.epochs import digest, epoch_groups
 from jaxagent.learner_state import LearnerState, Progress
 from jaxagent.metrics import Metrics, explained_variance, finetune_metrics, trajectory_metrics
 from jaxagent.minibatch import Minibatch
+from jaxagent.portable import PortableCheckpoint
 from jaxagent.ppo_update import run_ppo_update
 from jaxagent.rewards import training_reward
 from jaxagent.sequences import TokenSequence, to_sequence
@@ -183,18 +184,19 @@ class Learner:
         """The actor's weights under their Hugging Face names, one at a time."""
         return self._export(self._steps.actor.module())
 
-    def save(self, checkpoints: Checkpoints, driver: dict[str, Any]) -> int:
+    def save(self, checkpoints: Checkpoints | PortableCheckpoint, driver: dict[str, Any]) -> int:
         """Saves everything, and the driver's own JSON record; returns the checkpoint's number."""
         state = LearnerState(self._progress, self._seed, self._value_targets)
         return checkpoints.save(
             self._steps.arrays() | state.arrays(),
-            {"learner": state.record() | {"has_reference": self._steps.has_reference}, "driver": driver},
+            {"learner": state.record() | self._steps.record(), "driver": driver},
         )
 
-    def restore(self, checkpoints: Checkpoints, number: int | None = None) -> dict[str, Any]:
+    def restore(self, checkpoints: Checkpoints | PortableCheckpoint, number: int | None = None) -> dict[str, Any]:
         """Continues from a checkpoint, by default the latest, also on another mesh; returns the driver's record."""
         record = checkpoints.record(number)
         state = LearnerState.of(record["learner"], seed=self._seed)
+        self._steps.check_base(record["learner"])
         has_reference = record["learner"]["has_reference"]
         restored = checkpoints.arrays(self._steps.arrays(with_reference=has_reference) | state.arrays(), number)
         self._steps.load_arrays(restored)

@@ -25,13 +25,16 @@ from jaxagent.devices import provide_devices
 from jaxagent.epochs import stable_number
 from jaxagent.fork import keep_stage_end
 from jaxagent.learner import Learner
-from jaxagent.models.config import ComputeConfig, DecoderConfig
+from jaxagent.models.config import ComputeConfig
 from jaxagent.models.export import export_hf
+from jaxagent.models.families import from_scratch
+from jaxagent.models.lora import add_adapters
 from jaxagent.models.params import load_config, load_decoder, named_weights
 from jaxagent.models.scratch_tokenizer import END_OF_MESSAGE, PADDING, save_tokenizer, train_tokenizer
 from jaxagent.models.value import Critic
 from jaxagent.run_folder import RunFolder, starting_model
 from jaxagent.sequences import TokenSequence
+from jaxagent.sharding import make_mesh
 from jaxagent.synthesis.expert import expert_texts
 from jaxagent.synthesis.lessons import lesson_sequences, lesson_tasks
 from jaxagent.synthesis.sources import resolve_tasks
@@ -55,7 +58,10 @@ class LearnerService:
         self._model_dir = prepare_model(config, self._folder)
         learner = config.learner
         compute = ComputeConfig(dtype=learner.compute_dtype, remat=learner.remat)
-        actor = load_decoder(self._model_dir, dtype=learner.param_dtype, compute=compute)
+        mesh = make_mesh(learner.mesh, rows_per_microbatch=learner.rows_per_microbatch)
+        actor = load_decoder(self._model_dir, dtype=learner.param_dtype, compute=compute, mesh=mesh)
+        if learner.lora is not None:
+            add_adapters(actor, learner.lora, seed=config.seed)
         self._learner = Learner(
             actor,
             make_critic=Critic.from_decoder,
@@ -153,7 +159,7 @@ def prepare_model(config: RunConfig, folder: RunFolder) -> Path:
     tokenizer = train_tokenizer(texts, vocab_size=config.model.vocab_size, max_context=config.learner.row_tokens)
     end, padding = (tokenizer.convert_tokens_to_ids(token) for token in (END_OF_MESSAGE, PADDING))
     assert isinstance(end, int) and isinstance(padding, int)
-    shape = DecoderConfig.from_scratch(config.model).with_tokens(bos=None, eos=(end,), pad=padding)
+    shape = from_scratch(config.model).with_tokens(bos=None, eos=(end,), pad=padding)
     decoder = load_decoder(shape, dtype=config.learner.param_dtype, seed=config.seed)
     partial = folder.root / "initial_model.part"
     shutil.rmtree(partial, ignore_errors=True)  # of a start that was killed

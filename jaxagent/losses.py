@@ -26,6 +26,15 @@ class Decoder(Protocol):
         self, token_ids_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"], segment_ids_BT: Int[Array, "B T"]
     ) -> Float[Array, "B T D"]: ...
 
+    def run(
+        self,
+        token_ids_BT: Int[Array, "B T"],
+        positions_BT: Int[Array, "B T"],
+        segment_ids_BT: Int[Array, "B T"],
+        *,
+        with_balance: bool,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T"] | None]: ...
+
     def logits(self, hidden: Float[Array, "B C D"]) -> Float[Array, "B C V"]: ...
 
 
@@ -37,11 +46,11 @@ class Critic(Protocol):
     ) -> Float[Array, "B T"]: ...
 
 
-def make_ppo_loss(cfg: PPOConfig, *, chunk_tokens: int) -> Loss:
+def make_ppo_loss(cfg: PPOConfig, *, chunk_tokens: int, router_aux_coef: float = 0.0) -> Loss:
     """Surrogate, plus entropy and KL terms where their coefficients aren't 0 (the paper has neither)."""
 
     def ppo_loss(actor: Any, batch: Batch, targets: Targets, scalars: Scalars):
-        logprobs, entropy = score_actor(actor, batch, temperature=scalars["temperature"], chunk_tokens=chunk_tokens)
+        (logprobs, entropy), router_loss = _score_and_router_loss(actor, batch, scalars, chunk_tokens, router_aux_coef)
         old_logprobs = targets.old_logprobs
         if old_logprobs is None:
             old_logprobs = jax.lax.stop_gradient(logprobs)
@@ -72,18 +81,19 @@ def make_ppo_loss(cfg: PPOConfig, *, chunk_tokens: int) -> Loss:
             kl = kl_estimate(logprobs, targets.ref_logprobs, batch.loss_mask)
             loss += cfg.kl_coef * jnp.sum(batch.loss_weights * kl)
             per_token["ref_kl"] = kl
-        return loss, per_token
+        return loss + router_loss, per_token
 
     return ppo_loss
 
 
-def make_finetune_loss(*, chunk_tokens: int) -> Loss:
+def make_finetune_loss(*, chunk_tokens: int, router_aux_coef: float = 0.0) -> Loss:
     """Negative log-likelihood of the policy's tokens: stage 0 and rejection fine-tuning."""
 
     def finetune_loss(actor: Any, batch: Batch, targets: Targets, scalars: Scalars):
         del targets
-        logprobs, entropy = score_actor(actor, batch, temperature=scalars["temperature"], chunk_tokens=chunk_tokens)
-        return -jnp.sum(batch.loss_weights * logprobs), {"logprobs": logprobs, "entropy": entropy}
+        (logprobs, entropy), router_loss = _score_and_router_loss(actor, batch, scalars, chunk_tokens, router_aux_coef)
+        loss = router_loss - jnp.sum(batch.loss_weights * logprobs)
+        return loss, {"logprobs": logprobs, "entropy": entropy}
 
     return finetune_loss
 
@@ -132,10 +142,23 @@ def score_actor(
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """(logprobs, entropy) of the policy's tokens at the sampling temperature, 0 outside loss_mask."""
     hidden_BTD = actor(batch.token_ids, batch.positions, batch.segment_ids)
+    return _score_hidden(actor, hidden_BTD, batch, temperature=temperature, chunk_tokens=chunk_tokens)
+
+
+def _score_hidden(actor: Decoder, hidden_BTD: Array, batch: Batch, *, temperature: Any, chunk_tokens: int):
     logprobs, entropy = token_logprobs(
         hidden_BTD, batch.token_ids, actor.logits, temperature=temperature, chunk_tokens=chunk_tokens
     )
     return jnp.where(batch.loss_mask, logprobs, 0.0), jnp.where(batch.loss_mask, entropy, 0.0)
+
+
+def _score_and_router_loss(actor: Decoder, batch: Batch, scalars: Scalars, chunk_tokens: int, router_aux_coef: float):
+    """((logprobs, entropy), the load-balancing loss of a mixture of experts): 0 where it is off or there is none."""
+    hidden_BTD, balance_BT = actor.run(
+        batch.token_ids, batch.positions, batch.segment_ids, with_balance=router_aux_coef > 0
+    )
+    scored = _score_hidden(actor, hidden_BTD, batch, temperature=scalars["temperature"], chunk_tokens=chunk_tokens)
+    return scored, 0.0 if balance_BT is None else router_aux_coef * jnp.sum(batch.loss_weights * balance_BT)
 
 
 def score_critic(critic: Critic, batch: Batch) -> Float[Array, "B T"]:

@@ -22,7 +22,7 @@ class Minibatch:
     sequences: list[TokenSequence]
     packed: Packed
     batch: Batch
-    """packed.batch on the mesh, its rows shared out over data and fsdp."""
+    """packed.batch on the mesh, its rows shared out over data, fsdp and expert."""
     mesh: Mesh
 
     @classmethod

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 from jaxagent.config import LessonStage, PPOStage, RunConfig, SampleStage, ScratchModelConfig
 from jaxagent.devices import check_mesh
 from jaxagent.load_config import ConfigError
+from jaxagent.models.config import DecoderConfig, UnsupportedModelError
+from jaxagent.models.families import from_hf, from_scratch
+from jaxagent.models.stored import ATTENTION_MATRICES
 from jaxagent.synthesis.sources import resolve_tasks
 from rollout.config import DialogueConfig
 from sandbox.skill import load_skill
@@ -44,18 +48,34 @@ def check_evaluation(config: RunConfig, *, uses_engine: bool) -> None:
 
 
 def _check_model(config: RunConfig) -> None:
+    try:
+        shape = _shape_of(config)
+    except UnsupportedModelError as error:
+        raise ConfigError(f"model: {error}") from None
+    mesh, lora = config.learner.mesh, config.learner.lora
+    if shape.num_experts % mesh.expert:
+        raise ConfigError(
+            f"learner.mesh.expert={mesh.expert} must divide the model's {shape.num_experts} experts; lower it to one "
+            "that does"
+        )
+    without_adapter = [name for name in (lora.targets if lora else []) if name not in ATTENTION_MATRICES]
+    if shape.num_experts and without_adapter:
+        raise ConfigError(
+            f"learner.lora.targets: experts have no adapters, so {', '.join(without_adapter)} can't be among them; "
+            f"use {', '.join(ATTENTION_MATRICES)}"
+        )
+
+
+def _shape_of(config: RunConfig) -> DecoderConfig:
     if isinstance(config.model, ScratchModelConfig):
-        if config.model.family == "qwen3_moe":
-            raise ConfigError(
-                "model.family=qwen3_moe: mixtures of experts are described (jaxagent plan) but not trained yet"
-            )
-        return
-    folder = config.model.path.expanduser()
-    if not (folder / "config.json").is_file():
+        return from_scratch(config.model)
+    path = config.model.path.expanduser() / "config.json"
+    if not path.is_file():
         raise ConfigError(
             f"model.path={config.model.path}: no Hugging Face model folder is there (no config.json); fetch one "
             f"with `jaxagent model fetch NAME --out {config.model.path}`, or name another folder"
         )
+    return from_hf(json.loads(path.read_text()))
 
 
 def _check_device(config: RunConfig) -> None:

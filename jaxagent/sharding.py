@@ -14,7 +14,7 @@ from jaxagent.config import MeshConfig
 from jaxagent.devices import AXES, check_count, check_mesh, num_devices
 from jaxagent.types import TrainState
 
-BATCH_AXES = ("data", "fsdp")
+BATCH_AXES = ("data", "fsdp", "expert")
 
 LOGICAL_RULES: Mapping[str, str | None] = {
     "vocab": "tensor",
@@ -24,6 +24,8 @@ LOGICAL_RULES: Mapping[str, str | None] = {
     "head_dim": None,
     "mlp": "tensor",
     "expert": "expert",
+    "router": None,
+    "rank": None,
     "layers": None,
     "value": None,
 }
@@ -74,7 +76,7 @@ def state_shardings(state: TrainState, params_sharding: Any, mesh: Mesh) -> Trai
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """[M, B, T]: rows are shared out over data and fsdp."""
+    """[M, B, T]: rows are shared out over data, fsdp and expert."""
     return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
 
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jaxagent.checkpoint import CheckpointError
 from jaxagent.config import LearnerConfig, OptimizerConfig
 from jaxagent.losses import (
     make_actor_score,
@@ -40,8 +41,8 @@ class Steps:
             actor,
             self.mesh,
             losses={
-                "ppo": make_ppo_loss(config.ppo, chunk_tokens=chunk_tokens),
-                "finetune": make_finetune_loss(chunk_tokens=chunk_tokens),
+                "ppo": make_ppo_loss(config.ppo, chunk_tokens=chunk_tokens, router_aux_coef=config.router_aux_coef),
+                "finetune": make_finetune_loss(chunk_tokens=chunk_tokens, router_aux_coef=config.router_aux_coef),
             },
             scores={"logprobs": make_actor_score(chunk_tokens=chunk_tokens)},
         )
@@ -98,6 +99,19 @@ class Steps:
         if with_reference or (with_reference is None and self.has_reference):
             arrays["reference"] = self.actor.params if self._reference is None else self._reference
         return arrays
+
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint's record says of the arrays, and of the frozen ones that it doesn't hold."""
+        return {"has_reference": self.has_reference, "frozen_checksum": self.actor.frozen_checksum}
+
+    def check_base(self, record: dict[str, Any]) -> None:
+        """Raises CheckpointError where a checkpoint's adapters belong to another base."""
+        saved, here = record.get("frozen_checksum"), self.actor.frozen_checksum
+        if saved != here:
+            raise CheckpointError(
+                f"the checkpoint's adapters belong to a base with checksum {saved} and this one has {here}; set "
+                "model.path, learner.param_dtype and learner.lora as in the run that wrote it"
+            )
 
     def load_arrays(self, arrays: dict[str, Any]) -> None:
         self.actor.state, self.critic.state = arrays["actor"], arrays["critic"]

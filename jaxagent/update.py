@@ -62,17 +62,18 @@ def init_train_state(params: Any, cfg: OptimizerConfig, *, master: Any = None) -
 
 
 def make_train_step(graphdef: nnx.GraphDef, loss: Loss, *, state_shardings: TrainState | None = None) -> Step:
-    """Returns jitted (state, batch, targets, num_microbatches, scalars) -> (state, output).
+    """Returns jitted (state, batch, targets, num_microbatches, scalars, frozen) -> (state, output).
 
     The gradient is the sum over the first num_microbatches slots of axis M; `scalars` holds learning_rate,
     warmup_updates, decay_updates, what the loss reads, and those of HYPERPARAMS that replace the numbers in the state
     (a resumed run may change them). One compilation a batch shape, since the slots in use are data. `state` is donated.
-    A step whose loss or gradient isn't finite changes nothing and counts itself.
+    `frozen` holds the parameters that no gradient is taken of; None: there are none. A step whose loss or gradient
+    isn't finite changes nothing and counts itself.
     """
     optimizer = make_optimizer(OptimizerConfig.model_validate({"learning_rate": 1.0}))  # the state holds its numbers
 
-    def micro_loss(params: Any, batch: Batch, targets: Targets, scalars: Scalars):
-        return loss(nnx.merge(graphdef, params), batch, targets, scalars)
+    def micro_loss(params: Any, frozen: Any, batch: Batch, targets: Targets, scalars: Scalars):
+        return loss(_module(graphdef, params, frozen), batch, targets, scalars)
 
     @partial(jax.jit, donate_argnums=0, out_shardings=(state_shardings, None))
     def train_step(
@@ -81,11 +82,12 @@ def make_train_step(graphdef: nnx.GraphDef, loss: Loss, *, state_shardings: Trai
         targets: Targets,
         num_microbatches: Int[Array, ""],
         scalars: dict[str, Float[Array, ""]],
+        frozen: Any = None,
     ) -> tuple[TrainState, StepOutput]:
         gradient = jax.value_and_grad(micro_loss, has_aux=True)
 
         def one_microbatch(index: Int[Array, ""], micro: tuple[Batch, Targets]):
-            (loss_value, per_token), grads = gradient(state.params, *micro, scalars)
+            (loss_value, per_token), grads = gradient(state.params, frozen, *micro, scalars)
             return (loss_value, grads), per_token
 
         (loss_value, grads), per_token = _accumulate(one_microbatch, (batch, targets), num_microbatches)
@@ -114,15 +116,21 @@ def make_train_step(graphdef: nnx.GraphDef, loss: Loss, *, state_shardings: Trai
 
 
 def make_score(graphdef: nnx.GraphDef, score: Score) -> Callable[..., dict[str, Float[Array, "M B T"]]]:
-    """Returns jitted (params, batch, num_microbatches, scalars) -> what `score` says of every token; no gradient."""
+    """Returns jitted (params, batch, num_microbatches, scalars, frozen) -> what `score` says of every token."""
 
     @jax.jit
-    def score_batch(params: Any, batch: Batch, num_microbatches: Int[Array, ""], scalars: Mapping[str, Array]):
-        module = nnx.merge(graphdef, params)
+    def score_batch(
+        params: Any, batch: Batch, num_microbatches: Int[Array, ""], scalars: Mapping[str, Array], frozen: Any = None
+    ):
+        module = _module(graphdef, params, frozen)
         _, per_token = _accumulate(lambda _, micro: ((), score(module, micro, scalars)), batch, num_microbatches)
         return per_token
 
     return score_batch
+
+
+def _module(graphdef: nnx.GraphDef, params: Any, frozen: Any) -> nnx.Module:
+    return nnx.merge(graphdef, params) if frozen is None else nnx.merge(graphdef, params, frozen)
 
 
 def _accumulate(

@@ -1,6 +1,6 @@
 """The decoder: token ids of packed rows to hidden states, and hidden states to logits.
 
-Axes: B rows, T tokens of a row, D hidden, V vocabulary, L layers.
+Axes: B rows, T tokens of a row, D hidden, V vocabulary, L layers, K experts per token.
 """
 
 from __future__ import annotations
@@ -13,67 +13,71 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jaxagent.models.block import Block, PerLayer, Rows
 from jaxagent.models.config import DEFAULT_COMPUTE, ComputeConfig, DecoderConfig
-from jaxagent.models.layers import INITIAL_STD, Block, Init, RMSNorm, rotation_of
+from jaxagent.models.layers import INITIAL_STD, Init, RMSNorm
 
 
 class Backbone(nnx.Module):
-    """Embedding, L blocks, final norm. Parameters of the blocks are stacked, so one block is compiled for all L.
+    """Embedding, L blocks, final norm. Parameters of the blocks are stacked, so one block is compiled for all L."""
 
-    Without `rng` the parameters are shapes only, to be filled by a loader.
-    """
-
-    def __init__(
-        self,
-        config: DecoderConfig,
-        compute: ComputeConfig = DEFAULT_COMPUTE,
-        *,
-        rng: np.random.Generator | None,
-        param_dtype: Any = jnp.float32,
-    ) -> None:
+    def __init__(self, config: DecoderConfig, compute: ComputeConfig, *, init: Init) -> None:
         self.config, self.compute = config, compute
-        init = Init(rng, param_dtype)
         self.embedding = init.normal((config.vocab_size, config.hidden_size), ("vocab", "embed"), std=INITIAL_STD)
-        self.layers = Block(config, compute, init=Init(rng, param_dtype, layers=config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, "embed", config.rms_norm_eps, init=init)
+        self.layers = Block(config, compute, init=init.per_layer(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, "embed", config.rms_norm_eps, init=init, offset=config.norm_offset)
 
     def __call__(
-        self, token_ids_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"], segment_ids_BT: Int[Array, "B T"]
+        self,
+        token_ids_BT: Int[Array, "B T"],
+        positions_BT: Int[Array, "B T"],
+        segment_ids_BT: Int[Array, "B T"],
+        *,
+        routing_BTLK: Int[Array, "B T L K"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Hidden states after the final norm, in the compute dtype.
 
         positions count from 0 in every segment; a segment is a contiguous run of equal segment_ids and sees nothing
-        of the others. Padding is a segment of its own, and its hidden states mean nothing.
+        of the others. Padding is a segment of its own, and its hidden states mean nothing. routing_BTLK replays the
+        experts that were recorded as a token was sampled; -1 leaves a token to the router.
         """
-        hidden_BTD = self.embedding[...][token_ids_BT].astype(self.compute.dtype)
-        rotation = rotation_of(positions_BT, self.config.head_dim, self.config.rope)
+        return self.run(token_ids_BT, positions_BT, segment_ids_BT, routing_BTLK=routing_BTLK)[0]
+
+    def run(
+        self,
+        token_ids_BT: Int[Array, "B T"],
+        positions_BT: Int[Array, "B T"],
+        segment_ids_BT: Int[Array, "B T"],
+        *,
+        routing_BTLK: Int[Array, "B T L K"] | None = None,
+        with_balance: bool = False,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T"] | None]:
+        """The same, and with `with_balance` each token's share of the routers' loss, as a mean over the layers (see
+        jaxagent.models.experts.balance_of); None without experts."""
+        scale = jnp.asarray(self.config.embedding_scale, self.compute.dtype)
+        hidden_BTD = self.embedding[...][token_ids_BT].astype(self.compute.dtype) * scale
+        rows = Rows.of(positions_BT, segment_ids_BT, self.config)
         block_def, stacked = nnx.split(self.layers)
 
-        def one_layer(x_BTD: Array, params: nnx.State) -> tuple[Array, None]:
-            return nnx.merge(block_def, params)(x_BTD, rotation, segment_ids_BT), None
+        def one_layer(x_BTD: Array, inputs: tuple[nnx.State, PerLayer]) -> tuple[Array, Array | None]:
+            params, layer = inputs
+            return nnx.merge(block_def, params)(x_BTD, rows, layer, with_balance=with_balance)
 
         if self.compute.remat:
             # The scan keeps iterations apart already, so common subexpressions can't undo the recomputation.
             one_layer = jax.checkpoint(one_layer, prevent_cse=False)
-        hidden_BTD, _ = jax.lax.scan(one_layer, hidden_BTD, stacked, unroll=self.compute.unroll_layers)
-        return self.norm(hidden_BTD)
+        inputs = stacked, PerLayer.of(self.config, routing_BTLK)
+        hidden_BTD, balance_LBT = jax.lax.scan(one_layer, hidden_BTD, inputs, unroll=self.compute.unroll_layers)
+        return self.norm(hidden_BTD), None if balance_LBT is None else balance_LBT.mean(axis=0)
 
 
 class Decoder(Backbone):
     """A backbone and its language-model head; with tied embeddings the embedding is the head."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        compute: ComputeConfig = DEFAULT_COMPUTE,
-        *,
-        rng: np.random.Generator | None,
-        param_dtype: Any = jnp.float32,
-    ) -> None:
-        super().__init__(config, compute, rng=rng, param_dtype=param_dtype)
-        head = Init(rng, param_dtype)
+    def __init__(self, config: DecoderConfig, compute: ComputeConfig, *, init: Init) -> None:
+        super().__init__(config, compute, init=init)
         shape, axes = (config.vocab_size, config.hidden_size), ("vocab", "embed")
-        self.lm_head = None if config.tie_embeddings else head.normal(shape, axes, std=INITIAL_STD)
+        self.lm_head = None if config.tie_embeddings else init.normal(shape, axes, std=INITIAL_STD)
 
     def logits(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Float32 logits of hidden states. Callers pass a chunk at a time: logits of a long row would fill memory."""
@@ -86,22 +90,22 @@ class Decoder(Backbone):
 def new_decoder(
     config: DecoderConfig, compute: ComputeConfig = DEFAULT_COMPUTE, *, seed: int, param_dtype: Any = jnp.float32
 ) -> Decoder:
-    """A decoder with random weights: N(0, 1/fan_in) matrices, embeddings of 0.02, residual branches scaled down."""
-    return Decoder(config, compute, rng=np.random.default_rng(seed), param_dtype=param_dtype)
+    """A decoder with random weights: matrices and embeddings from N(0, 0.02^2), norms of 1, biases of 0."""
+    return Decoder(config, compute, init=Init(np.random.default_rng(seed), param_dtype))
 
 
 def abstract_decoder(
     config: DecoderConfig, compute: ComputeConfig = DEFAULT_COMPUTE, *, param_dtype: Any = jnp.float32
 ) -> Decoder:
     """The same module with shapes in place of weights: nothing is allocated."""
-    return Decoder(config, compute, rng=None, param_dtype=param_dtype)
+    return Decoder(config, compute, init=Init(None, param_dtype))
 
 
 def logical_axes(params: Any) -> Any:
     """Per parameter one name per dimension, in the structure of `params` (an nnx.State or a module).
 
-    Names: layers, vocab, embed, heads, kv_heads, head_dim, mlp, and value for the critic's head. Leaves are tuples:
-    map over them with is_leaf=lambda x: isinstance(x, tuple).
+    The names are the keys of jaxagent.sharding.LOGICAL_RULES. Leaves are tuples: map over them with
+    is_leaf=lambda x: isinstance(x, tuple).
     """
     state = nnx.state(params, nnx.Param) if isinstance(params, nnx.Module) else params
     return jax.tree.map(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +14,9 @@ from safetensors.numpy import save_file
 
 from jaxagent.models.config import DecoderConfig
 from jaxagent.models.decoder import Decoder
+from jaxagent.models.families import to_hf
 from jaxagent.models.params import INDEX_FILE, SINGLE_FILE, named_weights
+from jaxagent.new_folder import new_folder
 
 _DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 _SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -37,26 +37,14 @@ def export_hf(
     untrained decoder comes back bit for bit, and source's other files (config.json, tokenizer, generation settings)
     are copied. Without, the dtype is config.stored_dtype. Raises FileExistsError where `out` holds files.
     """
-    out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FileExistsError(f"{out} exists and is not an empty folder; choose another, or remove it")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        # mkdtemp makes private folders; a model folder has the usual permissions.
-        os.chmod(partial, 0o777 & ~_umask())
+    with new_folder(out) as partial:
         if source is not None:
             _copy_other_files(Path(source), partial)
         if source is None:
-            (partial / "config.json").write_text(json.dumps(config.to_hf(), indent=2) + "\n")
+            (partial / "config.json").write_text(json.dumps(to_hf(config), indent=2) + "\n")
         dtypes = {} if source is None else _stored_dtypes(Path(source))
         _write_weights(_cast(named_weights(decoder), dtypes, config.stored_dtype), partial, max_file_bytes)
-        if out.exists():
-            out.rmdir()
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return out
+    return Path(out)
 
 
 def _cast(
@@ -110,9 +98,3 @@ def _stored_dtypes(source: Path) -> dict[str, str]:
 
 def _copy_other_files(source: Path, folder: Path) -> None:
     shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*_NOT_COPIED, ".*"))
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

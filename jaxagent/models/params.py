@@ -1,14 +1,9 @@
-"""Weights between Hugging Face folders and decoders: which stored tensor is which parameter, and in what layout.
-
-A stored matrix is [outputs, inputs]; ours is [*inputs, *outputs] with heads as an axis of their own, and the matrices
-of all layers lie in one parameter with a leading layer axis.
-"""
+"""Weights between Hugging Face folders and decoders: read tensor by tensor, sharded on arrival, written back alike."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +14,14 @@ from flax import nnx
 from safetensors import safe_open
 
 from jaxagent.models.config import DEFAULT_COMPUTE, ComputeConfig, DecoderConfig
-from jaxagent.models.decoder import Decoder, abstract_decoder, new_decoder
+from jaxagent.models.decoder import Backbone, Decoder, abstract_decoder, new_decoder
+from jaxagent.models.families import FAMILIES, from_hf
+from jaxagent.models.lora import merged_kernels
+from jaxagent.models.stored import Rule, WeightsError
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-
-
-class WeightsError(ValueError):
-    """A model folder's weights are missing, incomplete, or don't fit its config.json."""
+_FETCHED_WHOLE_BYTES = 1 << 30
 
 
 def load_decoder(
@@ -39,9 +34,9 @@ def load_decoder(
 ) -> Decoder:
     """A decoder from a Hugging Face folder, or with random weights from a DecoderConfig and a seed.
 
-    `dtype` is that of the parameters. Weights are read tensor by tensor and one stacked parameter is finished at a
-    time, so host memory holds at most one parameter beside the result. With a mesh, each parameter is placed on it as
-    soon as it is complete. Raises FileNotFoundError, UnsupportedModelError or WeightsError.
+    `dtype` is that of the parameters. Every stored tensor is read once, and only where a device of this process needs
+    a part of it; with a mesh it is cut up as it arrives. Host memory holds one tensor, and this process's shards of
+    one stacked parameter. Raises FileNotFoundError, UnsupportedModelError or WeightsError.
     """
     if isinstance(source, DecoderConfig):
         decoder = new_decoder(source, compute, seed=seed, param_dtype=dtype)
@@ -50,9 +45,8 @@ def load_decoder(
     decoder = abstract_decoder(load_config(folder), compute, param_dtype=dtype)
     shardings = _shardings(decoder, mesh)
     tensors = _TensorFiles(folder)
-    for rule, parameter in _parameters(decoder):
-        value = _read_parameter(tensors, rule, parameter)
-        parameter.set_value(jax.device_put(value, shardings.get(rule.path)))
+    for rule, parameter in stored_parameters(decoder):
+        parameter.set_value(_read_parameter(tensors, rule, parameter.get_value(), shardings[rule.path]))
     return decoder
 
 
@@ -64,77 +58,42 @@ def load_config(folder: str | Path) -> DecoderConfig:
             f"{path} does not exist: a model folder holds config.json and *.safetensors. "
             "Fetch one with `jaxagent model fetch NAME --out DIR`, or correct model.path."
         )
-    return DecoderConfig.from_hf(json.loads(path.read_text()))
+    return from_hf(json.loads(path.read_text()))
 
 
 def named_weights(decoder: Decoder) -> Iterator[tuple[str, np.ndarray]]:
-    """Every weight under its Hugging Face name, in Hugging Face layout and the parameters' dtype.
+    """Every weight under its Hugging Face name, in Hugging Face layout and the parameters' dtype, adapters merged.
 
-    Contiguous host arrays; one stacked parameter is fetched from the devices at a time. Tied heads have no tensor.
+    Contiguous host arrays; host memory holds one parameter of at most 1 GiB, or one layer of a larger one. Tied heads
+    have no tensor.
     """
-    for rule, parameter in _parameters(decoder):
-        value = np.asarray(jax.device_get(parameter.get_value()))
-        if not rule.per_layer:
-            yield rule.hf_name, rule.to_hf(value)
+    merged = merged_kernels(decoder)
+    for rule, parameter in stored_parameters(decoder):
+        value = parameter.get_value()
+        if rule.num_stacked == 0:
+            yield rule.hf_name, rule.to_hf(np.asarray(jax.device_get(value)))
             continue
-        for layer in range(value.shape[0]):
-            yield rule.hf_name.format(layer), rule.to_hf(value[layer])
+        if value.nbytes <= _FETCHED_WHOLE_BYTES and rule.path not in merged:
+            value = jax.device_get(value)
+        for layer in range(decoder.config.num_layers):
+            of_layer = merged[rule.path](layer) if rule.path in merged else value[layer]
+            fetched = np.asarray(jax.device_get(of_layer))[None]
+            for place in rule.places(fetched.shape):
+                yield rule.hf_name.format(layer, *place[1:]), rule.to_hf(fetched[place])
 
 
-@dataclass(frozen=True)
-class Rule:
-    """One parameter of ours and its stored tensor, or one tensor per layer (hf_name then has a {})."""
+def stored_parameters(decoder: Backbone) -> Iterator[tuple[Rule, nnx.Param]]:
+    """The parameters that a model folder stores, with their rules; an adapter's belong to its own folder.
 
-    path: tuple[str, ...]
-    hf_name: str
-    num_inputs: int = 0
-    """Leading axes that a matrix sums over; 0 for vectors and tables, which are stored in our order."""
-
-    @property
-    def per_layer(self) -> bool:
-        return self.path[0] == "layers"
-
-    def to_hf(self, value: np.ndarray) -> np.ndarray:
-        """One layer's parameter -> the stored layout."""
-        if self.num_inputs == 0:
-            flat = value.reshape(-1) if self.path[-1] == "bias" else value
-        else:
-            num_in = int(np.prod(value.shape[: self.num_inputs]))
-            flat = value.reshape(num_in, -1).T
-        return np.ascontiguousarray(flat)
-
-    def from_hf(self, stored: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """The stored tensor -> one layer's parameter. Raises WeightsError where the sizes don't fit."""
-        expected = self.to_hf(np.empty(shape, np.bool_)).shape
-        if stored.shape != expected:
-            raise WeightsError(f"shape {stored.shape} where config.json asks for {expected}")
-        return (stored.T if self.num_inputs else stored).reshape(shape)
-
-
-_ATTENTION = "model.layers.{}.self_attn."
-_MLP = "model.layers.{}.mlp."
-RULES = (
-    Rule(("embedding",), "model.embed_tokens.weight"),
-    Rule(("lm_head",), "lm_head.weight"),
-    Rule(("norm", "scale"), "model.norm.weight"),
-    Rule(("layers", "attention_norm", "scale"), "model.layers.{}.input_layernorm.weight"),
-    Rule(("layers", "mlp_norm", "scale"), "model.layers.{}.post_attention_layernorm.weight"),
-    *(Rule(("layers", "attention", name, "kernel"), f"{_ATTENTION}{name}_proj.weight", 1) for name in "qkv"),
-    Rule(("layers", "attention", "o", "kernel"), f"{_ATTENTION}o_proj.weight", 2),
-    *(Rule(("layers", "attention", name, "bias"), f"{_ATTENTION}{name}_proj.bias") for name in "qkvo"),
-    *(Rule(("layers", "attention", f"{name}_norm", "scale"), f"{_ATTENTION}{name}_norm.weight") for name in "qk"),
-    *(Rule(("layers", "mlp", name, "kernel"), f"{_MLP}{name}_proj.weight", 1) for name in ("gate", "up", "down")),
-    *(Rule(("layers", "mlp", name, "bias"), f"{_MLP}{name}_proj.bias") for name in ("gate", "up", "down")),
-)
-
-
-def _parameters(decoder: Decoder) -> Iterator[tuple[Rule, nnx.Param]]:
-    """The decoder's parameters with their rules. A parameter without a rule is a bug of ours, and raises."""
-    rules = {rule.path: rule for rule in RULES}
+    A parameter that its family has no rule for is a bug of ours, and raises.
+    """
+    rules = {rule.path: rule for rule in FAMILIES[decoder.config.family].rules}
     for path, parameter in nnx.to_flat_state(nnx.state(decoder, nnx.Param)):
         key = tuple(str(part) for part in path)
+        if "adapter" in key:
+            continue
         if key not in rules:
-            raise NotImplementedError(f"parameter {'.'.join(key)} has no rule in jaxagent/models/params.py")
+            raise NotImplementedError(f"parameter {'.'.join(key)} has no rule in the family {decoder.config.family}")
         yield rules[key], parameter
 
 
@@ -145,9 +104,6 @@ class _TensorFiles:
         self._folder = folder
         self._file_of = self._list_tensors()
         self._open_name, self._open = "", None
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._file_of
 
     def read(self, name: str) -> np.ndarray:
         if name not in self._file_of:
@@ -180,14 +136,31 @@ class _TensorFiles:
         return file_of
 
 
-def _read_parameter(tensors: _TensorFiles, rule: Rule, parameter: nnx.Param) -> np.ndarray:
-    shape, dtype = parameter.get_value().shape, parameter.get_value().dtype
-    if not rule.per_layer:
-        return _read_tensor(tensors, rule, rule.hf_name, shape).astype(dtype)
-    value = np.empty(shape, dtype)
-    for layer in range(shape[0]):
-        value[layer] = _read_tensor(tensors, rule, rule.hf_name.format(layer), shape[1:])
-    return value
+def _read_parameter(
+    tensors: _TensorFiles, rule: Rule, like: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding
+) -> jax.Array:
+    """The parameter, each shard filled from the stored tensors that it holds a part of."""
+    parts = sharding.addressable_devices_indices_map(like.shape)
+    bounds_of = {device: _bounds(part, like.shape) for device, part in parts.items() if part is not None}
+    shards = {bounds: np.empty([stop - start for start, stop in bounds], like.dtype) for bounds in bounds_of.values()}
+    split = rule.num_stacked
+    for place in rule.places(like.shape):
+        wanting = [
+            bounds for bounds in shards if all(a <= at < b for at, (a, b) in zip(place, bounds[:split], strict=True))
+        ]
+        if not wanting:
+            continue
+        tensor = _read_tensor(tensors, rule, rule.hf_name.format(*place), like.shape[split:])
+        for bounds in wanting:
+            inner = tuple(at - start for at, (start, _) in zip(place, bounds[:split], strict=True))
+            shards[bounds][inner] = tensor[tuple(slice(*pair) for pair in bounds[split:])]
+    placed = [jax.device_put(shards[bounds], device) for device, bounds in bounds_of.items()]
+    return jax.make_array_from_single_device_arrays(like.shape, sharding, placed)
+
+
+def _bounds(part: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """(start, stop) along each axis, for a shard's index has open ends where it isn't split."""
+    return tuple(axis.indices(length)[:2] for axis, length in zip(part, shape, strict=True))
 
 
 def _read_tensor(tensors: _TensorFiles, rule: Rule, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -200,7 +173,8 @@ def _read_tensor(tensors: _TensorFiles, rule: Rule, name: str, shape: tuple[int,
 
 def _shardings(decoder: Decoder, mesh: jax.sharding.Mesh | None) -> dict[tuple[str, ...], jax.sharding.Sharding]:
     if mesh is None:
-        return {}
+        whole = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        return {rule.path: whole for rule, _ in stored_parameters(decoder)}
     from jaxagent.sharding import param_shardings
 
     shardings = param_shardings(nnx.state(decoder, nnx.Param), mesh)
@@ -209,6 +183,6 @@ def _shardings(decoder: Decoder, mesh: jax.sharding.Mesh | None) -> dict[tuple[s
 
 def _placed(decoder: Decoder, mesh: jax.sharding.Mesh) -> Decoder:
     shardings = _shardings(decoder, mesh)
-    for rule, parameter in _parameters(decoder):
+    for rule, parameter in stored_parameters(decoder):
         parameter.set_value(jax.device_put(parameter.get_value(), shardings[rule.path]))
     return decoder

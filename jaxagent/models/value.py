@@ -5,6 +5,8 @@ Axes: B rows, T tokens of a row, D hidden.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxagent.models.decoder import Backbone, Decoder
 from jaxagent.models.layers import Init
+from jaxagent.models.lora import trainable
 
 
 class Critic(nnx.Module):
@@ -20,16 +23,20 @@ class Critic(nnx.Module):
 
     def __init__(self, backbone: Backbone) -> None:
         self.backbone = backbone
-        init = Init(np.random.default_rng(0), backbone.embedding.dtype)
+        init = Init(np.random.default_rng(0), jnp.float32)  # trained also where the backbone is frozen in bfloat16
         self.value_kernel = init.constant((backbone.config.hidden_size,), ("embed",), 0.0)
         self.value_bias = init.constant((1,), ("value",), 0.0)
 
     @classmethod
     def from_decoder(cls, decoder: Decoder) -> Critic:
-        """A critic whose backbone starts as a copy of the decoder's: own arrays, and no language-model head."""
-        backbone = Backbone(decoder.config, decoder.compute, rng=None, param_dtype=decoder.embedding.dtype)
-        weights = {name: nnx.state(getattr(decoder, name)) for name in ("layers", "norm")}
-        nnx.update(backbone, jax.tree.map(jnp.copy, nnx.State({**weights, "embedding": decoder.embedding})))
+        """A critic whose backbone starts as a copy of the decoder's: own arrays, and no language-model head.
+
+        What is frozen, the base under adapters, is shared.
+        """
+        init = Init(None, decoder.embedding.dtype)
+        backbone = Backbone(decoder.config, decoder.compute, init=init)
+        for name in ("embedding", "layers", "norm"):
+            setattr(backbone, name, _own(getattr(decoder, name)))
         return cls(backbone)
 
     def __call__(
@@ -42,3 +49,9 @@ class Critic(nnx.Module):
         """Float32 values of hidden states."""
         kernel_D, bias = self.value_kernel[...].astype(jnp.float32), self.value_bias[0].astype(jnp.float32)
         return jnp.einsum("...D,D->...", hidden.astype(jnp.float32), kernel_D) + bias
+
+
+def _own(node: Any) -> Any:
+    """A copy of a module or parameter, with arrays of its own where they are trained."""
+    graphdef, trained, rest = nnx.split(node, trainable, ...)
+    return nnx.merge(graphdef, jax.tree.map(jnp.copy, trained), rest)

@@ -31,11 +31,12 @@ def _inputs(num_tokens: int, *, heads: int = 4, kv_heads: int = 2, head_dim: int
     return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
-def _obvious_attention(q, k, v, segment_ids) -> np.ndarray:
+def _obvious_attention(q, k, v, segment_ids, window=10**9) -> np.ndarray:
     out = np.zeros(q.shape, np.float64)
     group = q.shape[2] // k.shape[2]
     for row, token, head in np.ndindex(q.shape[:3]):
-        seen = [key for key in range(token + 1) if segment_ids[row, key] == segment_ids[row, token]]
+        first = max(0, token - window + 1)
+        seen = [key for key in range(first, token + 1) if segment_ids[row, key] == segment_ids[row, token]]
         keys, values = k[row, seen, head // group].astype(np.float64), v[row, seen, head // group]
         weights = np.exp(keys @ q[row, token, head] / np.sqrt(q.shape[-1]))
         out[row, token, head] = weights @ values / weights.sum()
@@ -43,8 +44,8 @@ def _obvious_attention(q, k, v, segment_ids) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnames="compute")
-def _with_gradients(q, k, v, segment_ids, cotangent, compute):
-    out, pull = jax.vjp(lambda q, k, v: attend(q, k, v, segment_ids, compute), q, k, v)
+def _with_gradients(q, k, v, segment_ids, cotangent, compute, window=None):
+    out, pull = jax.vjp(lambda q, k, v: attend(q, k, v, segment_ids, compute, window=window), q, k, v)
     return out, pull(cotangent)
 
 
@@ -54,17 +55,21 @@ def test_masked_attention_is_softmax_over_the_earlier_tokens_of_the_segment(rows
     q, k, v, _ = _inputs(segment_ids.shape[1])
     out = masked_attention(q, k, v, segment_ids)
     np.testing.assert_allclose(out, _obvious_attention(q, k, v, segment_ids), atol=1e-5)
+    out = masked_attention(q, k, v, segment_ids, window=jnp.int32(9))
+    np.testing.assert_allclose(out, _obvious_attention(q, k, v, segment_ids, window=9), atol=1e-5)
 
 
 @pytest.mark.parametrize("blocks", [(16, 16), (32, 16), (16, 64), (40, 24), (512, 512)], ids=str)
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
-def test_tiles_give_the_outputs_and_gradients_of_the_definition(rows, blocks):
+@pytest.mark.parametrize("window", [None, 1, 20])
+def test_tiles_give_the_outputs_and_gradients_of_the_definition(rows, blocks, window):
     segment_ids = _segment_ids(rows)
     q, k, v, cotangent = _inputs(segment_ids.shape[1])
     cotangent *= (segment_ids != 0)[:, :, None, None]  # what padding computes means nothing
     compute = ComputeConfig(attention="blockwise", block_q=blocks[0], block_kv=blocks[1])
-    out, gradients = _with_gradients(q, k, v, segment_ids, cotangent, compute)
-    expected, expected_gradients = _with_gradients(q, k, v, segment_ids, cotangent, ComputeConfig(attention="masked"))
+    masked = ComputeConfig(attention="masked")
+    out, gradients = _with_gradients(q, k, v, segment_ids, cotangent, compute, window)
+    expected, expected_gradients = _with_gradients(q, k, v, segment_ids, cotangent, masked, window)
     keep = segment_ids != 0
     assert np.isfinite(out).all()
     np.testing.assert_allclose(out[keep], expected[keep], atol=2e-6)

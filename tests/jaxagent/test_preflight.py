@@ -11,6 +11,7 @@ from jaxagent.load_config import load_config
 from jaxagent.run_folder import create_run
 
 DEMO = "configs/demo.yaml"
+MOE = "{kind: scratch, family: qwen3_moe, num_experts: 6, experts_per_token: 2}"
 
 
 def refused(capsys, *arguments: str) -> str:
@@ -29,6 +30,9 @@ def refused(capsys, *arguments: str) -> str:
             ["--model", "{kind: pretrained, path: /no/such/model}"],
             "model.path=/no/such/model: no Hugging Face model folder",
         ),
+        (["--model", MOE, "--learner.mesh.expert", "4"], "learner.mesh.expert=4 must divide the model's 6 experts"),
+        (["--model", MOE, "--learner.lora", "{targets: [q_proj, up_proj]}"], "experts have no adapters, so up_proj"),
+        (["--learner.lora", "{targets: [lm_head]}"], "learner.lora.targets.0: Input should be 'q_proj'"),
         (["--tasks.train", "/no/such/tasks"], "/no/such/tasks does not exist"),
         (["--tasks.train", "synthetic:all"], "synthetic:train or synthetic:heldout"),
         (["--tasks.skill", "cobol"], "skill='cobol' is not known; allowed: cpp, cpp_agent"),
@@ -45,6 +49,15 @@ def refused(capsys, *arguments: str) -> str:
 def test_a_run_that_cannot_start_says_why_and_leaves_no_folder(capsys, tmp_path, overrides, says):
     assert says in refused(capsys, "train", DEMO, "--runs_dir", str(tmp_path), *overrides)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_of_another_architecture_is_named_with_those_that_are_supported(capsys, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
+    model = f"{{kind: pretrained, path: {tmp_path / 'model'}}}"
+    error = refused(capsys, "train", DEMO, "--runs_dir", str(tmp_path / "runs"), "--model", model)
+    assert "MambaForCausalLM" in error and "supported are LlamaForCausalLM" in error
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_task_without_model_is_named(capsys, tmp_path):

@@ -1,15 +1,20 @@
 """The mesh: what can't work is refused, and where arrays lie changes no number."""
 
+import dataclasses
+import functools
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 from test_learner import log_stage, ppo_stage
-from toys import make_learner, random_trajectories, tiny_actor, weights_of
+from toys import TINY, make_learner, random_trajectories, tiny_actor, weights_of
 
 from jaxagent.config import FineTuneStage, MeshConfig, ValuePretrainStage
 from jaxagent.load_config import ConfigError
+from jaxagent.models.config import RopeConfig
 from jaxagent.models.value import Critic
 from jaxagent.sharding import make_mesh, param_shardings
 
@@ -48,6 +53,73 @@ def test_two_devices_compute_what_one_computes(tmp_path, on_one_device, mesh):
     want = weights_of(expected_learner)
     for name, value in weights_of(learner).items():
         np.testing.assert_allclose(value, want[name], rtol=1e-2, atol=2e-3, err_msg=name)
+
+
+MOE = dataclasses.replace(
+    TINY, family="qwen3_moe", qk_norm=True, num_experts=8, experts_per_token=2, intermediate_size=16
+)
+SLIDING = dataclasses.replace(
+    TINY, family="gemma3_text", num_layers=3, sliding_window=6, sliding_layers=(True, False, True), norm_offset=1.0,
+    sliding_rope=RopeConfig(theta=100.0), sandwich_norms=True, activation="gelu_tanh", embedding_scale=4.0,
+)  # fmt: skip
+DENSE_MESHES = [{"data": 8}, {"fsdp": 8}, {"tensor": 8}, {"data": 2, "fsdp": 4}, {"fsdp": 4, "tensor": 2},
+                {"data": 4, "tensor": 2}]  # fmt: skip
+MOE_MESHES = [{"expert": 8}, {"fsdp": 8}, {"data": 2, "expert": 4}, {"fsdp": 2, "expert": 4},
+              {"tensor": 2, "expert": 4}, {"fsdp": 4, "tensor": 2}]  # fmt: skip
+CASES = [("dense", TINY, mesh) for mesh in DENSE_MESHES]
+CASES += [("experts", MOE, mesh) for mesh in MOE_MESHES]
+CASES += [("sliding", SLIDING, {"fsdp": 2, "tensor": 2, "data": 2})]
+
+
+@functools.cache
+def one_update(config, mesh):
+    """(metrics of an update of the actor, weights after it) on the mesh, given as pairs."""
+    settings = {"rows_per_microbatch": 8, "router_aux_coef": 0.1, "mesh": dict(mesh), "row_tokens": 48}
+    learner, stage = make_learner(Path(), config=config, **settings), log_stage(FineTuneStage, size=9)
+    learner.start_stage(stage)
+    (metrics,) = learner.finetune_updates(random_trajectories(9), stage, max_updates=1)
+    return metrics, weights_of(learner)
+
+
+@pytest.mark.parametrize(("name", "config", "mesh"), CASES, ids=[f"{name} {mesh}" for name, _, mesh in CASES])
+def test_eight_devices_compute_what_one_computes(name, config, mesh):
+    expected_metrics, expected_weights = one_update(config, ())
+    metrics, weights = one_update(config, tuple(mesh.items()))
+    for key in ("actor_loss", "actor_grad_norm", "nll", "entropy"):
+        np.testing.assert_allclose(metrics[key], expected_metrics[key], rtol=1e-4, err_msg=key)
+    for key, value in weights.items():
+        # One step of Adam moves a weight by the learning rate, and by its sign where a gradient is as good as zero.
+        apart = np.abs(value - expected_weights[key]) > 1e-3
+        assert apart.mean() < 0.02, key
+
+
+@pytest.mark.parametrize("mesh", [{"expert": 4, "tensor": 2}, {"fsdp": 2, "expert": 4}], ids=str)
+def test_recorded_routing_is_replayed_on_a_mesh_as_on_one_device(mesh):
+    rng = np.random.default_rng(0)
+    token_ids, segment_ids = rng.integers(0, 32, (8, 12)).astype(np.int32), np.ones((8, 12), np.int32)
+    positions = np.tile(np.arange(12, dtype=np.int32), (8, 1))
+    routing = np.stack([rng.permutation(8)[:2] for _ in range(8 * 12 * 2)]).reshape(8, 12, 2, 2).astype(np.int32)
+    routing[:, :3] = -1
+    actor = tiny_actor(config=MOE)
+    call = nnx.jit(lambda actor: actor(token_ids, positions, segment_ids, routing_BTLK=routing))
+    alone = call(actor)
+    with jax.set_mesh(make_mesh(MeshConfig(**mesh), rows_per_microbatch=8)):
+        together = call(actor)
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+def test_experts_lie_on_the_devices_of_their_axis():
+    learner = make_learner(Path(), config=MOE, mesh={"expert": 4, "tensor": 2}, rows_per_microbatch=8)
+    gate = learner._steps.actor.params["layers"]["mlp"]["gate"].get_value()
+    assert {shard.data.shape for shard in gate.addressable_shards} == {(2, 2, 16, 8)}
+
+
+def test_experts_that_the_mesh_does_not_divide_are_refused_with_the_next_step():
+    config = dataclasses.replace(MOE, num_experts=6)
+    learner, stage = make_learner(Path(), config=config, mesh={"expert": 4}, rows_per_microbatch=4), ppo_stage()
+    learner.start_stage(stage)
+    with pytest.raises(ValueError, match="learner.mesh.expert=4 must divide the model's 6 experts; set it to a"):
+        learner.ppo_update(random_trajectories(3), stage)
 
 
 def test_fsdp_splits_parameters_and_their_moments(tmp_path):
@@ -90,8 +162,8 @@ def test_an_unknown_axis_name_is_an_error():
     ("mesh", "rows", "message"),
     [
         ({"context": 2}, 2, "learner.mesh.context=2.*set it to 1"),
-        ({"fsdp": 4, "data": 2}, 8, r"learner.mesh \(data=2, fsdp=4\) needs 8 devices and JAX sees 2"),
-        ({"fsdp": 2}, 3, "learner.rows_per_microbatch=3 must be a multiple of mesh.data x mesh.fsdp = 2"),
+        ({"fsdp": 8, "data": 2}, 16, r"learner.mesh \(data=2, fsdp=8\) needs 16 devices and JAX sees 8"),
+        ({"fsdp": 2}, 3, "learner.rows_per_microbatch=3 must be a multiple of mesh.data x mesh.fsdp x mesh.expert = 2"),
     ],
 )
 def test_a_mesh_that_cannot_work_is_refused_with_the_next_step(mesh, rows, message):

@@ -42,11 +42,11 @@ def tiny_actor(seed=0, config=TINY):
     return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
 
 
-def make_learner(dump_dir, *, seed=0, config=TINY, **settings):
-    """A learner of a tiny decoder; `settings` are LearnerConfig's."""
+def make_learner(dump_dir, *, seed=0, config=TINY, actor=None, **settings):
+    """A learner of a tiny decoder, or of `actor`; `settings` are LearnerConfig's."""
     settings = {"row_tokens": 64, "rows_per_microbatch": 2, "logits_chunk_tokens": 64} | settings
     learner = LearnerConfig(**settings)
-    graphdef, params = nnx.split(tiny_actor(config=config))
+    graphdef, params = nnx.split(actor or tiny_actor(config=config))
     actor = nnx.merge(graphdef, jax.tree.map(lambda param: param.astype(learner.param_dtype), params))
     return Learner(
         actor,

@@ -1,0 +1,158 @@
+"""A mixture of experts in place of an MLP: each token goes to a few of many, whatever the balance between them.
+
+Axes: B rows, T tokens of a row, N = B x T, K experts per token, E experts, D hidden, F width of an expert.
+
+On a mesh (that of jax.set_mesh) the experts are shared out over the axis `expert`, whose devices hold rows of their own
+for all other layers: here they gather their rows, each computes the part of its experts, and the sums go back.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import AbstractMesh, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from jaxagent.models.config import ComputeConfig, DecoderConfig
+from jaxagent.models.grouped import ExpertWeights, expert_mixture
+from jaxagent.models.layers import INITIAL_STD, Init
+
+ROW_AXES = ("data", "fsdp")
+"""Mesh axes over which rows stay apart here; they are shared out over these and `expert` everywhere else."""
+
+
+class Experts(nnx.Module):
+    """sum_k w_k * expert_k(x) over the experts_per_token most probable experts of softmax(x W_router)."""
+
+    def __init__(self, config: DecoderConfig, compute: ComputeConfig, *, init: Init) -> None:
+        self._config, self._compute = config, compute
+        experts, hidden, width = config.num_experts, config.hidden_size, config.intermediate_size
+        self.router = init.normal((hidden, experts), ("embed", "router"), std=INITIAL_STD)
+        self.gate = init.normal((experts, hidden, width), ("expert", "embed", "mlp"), std=INITIAL_STD)
+        self.up = init.normal((experts, hidden, width), ("expert", "embed", "mlp"), std=INITIAL_STD)
+        self.down = init.normal((experts, width, hidden), ("expert", "mlp", "embed"), std=INITIAL_STD)
+
+    def __call__(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        segment_ids_BT: Int[Array, "B T"],
+        *,
+        routing_BTK: Int[Array, "B T K"] | None = None,
+        with_balance: bool = False,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T"] | None]:
+        """The mixture, and with `with_balance` what `balance_of` says of each token.
+
+        With routing_BTK a token goes to the experts named there (-1: to the router's own choice); how much each of
+        them counts is still the router's, so the router learns. Raises ValueError where the mesh doesn't fit.
+        """
+        mesh = jax.sharding.get_abstract_mesh()
+        call = partial(self._on_one_device, with_balance=with_balance)
+        if not mesh.empty and mesh.size > 1:
+            call = self._over(mesh, with_balance=with_balance)
+        dtype = x_BTD.dtype
+        weights = tuple(kernel[...].astype(dtype) for kernel in (self.gate, self.up, self.down))
+        return call(x_BTD, segment_ids_BT, routing_BTK, self.router[...], weights)
+
+    def _over(self, mesh: AbstractMesh, *, with_balance: bool):
+        num_experts, expert_devices = self._config.num_experts, mesh.shape["expert"]
+        if num_experts % expert_devices:
+            raise ValueError(
+                f"learner.mesh.expert={expert_devices} must divide the model's {num_experts} experts; set it to a "
+                "divisor, and use data or fsdp for the other devices"
+            )
+        tensor = "tensor" if self._config.intermediate_size % mesh.shape["tensor"] == 0 else None
+        rows, whole = PartitionSpec(ROW_AXES), PartitionSpec()
+        wide, narrow = PartitionSpec("expert", None, tensor), PartitionSpec("expert", tensor, None)
+        # Each device adds its part of every token; rows go back to the devices that hold them outside.
+        return jax.shard_map(
+            partial(self._on_each_device, tensor=tensor, with_balance=with_balance),
+            mesh=mesh,
+            in_specs=(rows, rows, rows, whole, (wide, wide, narrow)),
+            out_specs=(PartitionSpec((*ROW_AXES, "expert")), rows),
+            check_vma=False,
+        )
+
+    def _on_each_device(self, x_BTD, segment_ids_BT, routing_BTK, router, weights, *, tensor, with_balance):
+        first = jax.lax.axis_index("expert") * weights[0].shape[0]
+        y_BTD, balance_BT = self._on_one_device(
+            x_BTD, segment_ids_BT, routing_BTK, router, weights, first_expert=first, with_balance=with_balance
+        )
+        if tensor is not None:
+            y_BTD = jax.lax.psum(y_BTD, tensor)
+        return jax.lax.psum_scatter(y_BTD, "expert", scatter_dimension=0, tiled=True), balance_BT
+
+    def _on_one_device(
+        self, x_BTD, segment_ids_BT, routing_BTK, router, weights, *, first_expert=0, with_balance=False
+    ):
+        config, (batch, tokens, hidden) = self._config, x_BTD.shape
+        probs_BTE = router_probs(x_BTD, router)
+        ids_BTK, weights_BTK = choose_experts(
+            probs_BTE, config.experts_per_token, normalize=config.norm_expert_weights, routing_BTK=routing_BTK
+        )
+        pairs = batch * tokens, config.experts_per_token
+        y_ND = expert_mixture(
+            x_BTD.reshape(-1, hidden),
+            ids_BTK.reshape(pairs) - first_expert,
+            weights_BTK.reshape(pairs),
+            ExpertWeights(*weights),
+            activation=jax.nn.silu,
+            block_rows=self._compute.expert_block_rows or _block_rows(pairs[0] * pairs[1], config.num_experts),
+        )
+        balance_BT = balance_of(probs_BTE, ids_BTK, segment_ids_BT) if with_balance else None
+        return y_ND.reshape(x_BTD.shape), balance_BT
+
+
+def router_probs(x_BTD: Float[Array, "B T D"], router_DE: Float[Array, "D E"]) -> Float[Array, "B T E"]:
+    """softmax(x W) in float32 whatever the compute dtype: in bfloat16 near ties would choose other experts than they
+    did when the token was sampled."""
+    logits = jnp.einsum(
+        "BTD,DE->BTE", x_BTD.astype(jnp.float32), router_DE.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST
+    )
+    return jax.nn.softmax(logits, axis=-1)
+
+
+def choose_experts(
+    probs_BTE: Float[Array, "B T E"],
+    experts_per_token: int,
+    *,
+    normalize: bool,
+    routing_BTK: Int[Array, "B T K"] | None = None,
+) -> tuple[Int[Array, "B T K"], Float[Array, "B T K"]]:
+    """(ids, weights) of each token's experts: the recorded ones where they are known, else the most probable."""
+    ids_BTK = jax.lax.top_k(probs_BTE, experts_per_token)[1]
+    if routing_BTK is not None:
+        known = (routing_BTK >= 0).all(axis=-1, keepdims=True)
+        ids_BTK = jnp.where(known, routing_BTK.astype(ids_BTK.dtype), ids_BTK)
+    weights_BTK = jnp.take_along_axis(probs_BTE, ids_BTK, axis=-1)
+    if normalize:
+        weights_BTK = weights_BTK / weights_BTK.sum(axis=-1, keepdims=True)
+    return ids_BTK, weights_BTK
+
+
+def balance_of(
+    probs_BTE: Float[Array, "B T E"], ids_BTK: Int[Array, "B T K"], segment_ids_BT: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
+    """Each token's share of the load-balancing loss: E * sum_e f_e p_e, with p the router's probabilities of the token
+    and f_e the share of its segment's tokens that went to expert e. K where all experts are used alike.
+
+    The mean over a segment's tokens is the loss of Switch Transformers (arXiv 2101.03961, Eq. 4-6) for that segment
+    alone, so packing, micro-batching and sharding don't change it; the original takes f over the whole batch.
+    """
+    num_experts, tokens = probs_BTE.shape[-1], segment_ids_BT.shape[1]
+    used_BTE = jax.nn.one_hot(ids_BTK, num_experts).sum(axis=2)
+
+    def of_row(used_TE: Array, segment_ids_T: Array) -> Array:
+        counts = jax.ops.segment_sum(used_TE, segment_ids_T, num_segments=tokens + 1)
+        lengths = jax.ops.segment_sum(jnp.ones(tokens), segment_ids_T, num_segments=tokens + 1)
+        return (counts / jnp.maximum(lengths, 1.0)[:, None])[segment_ids_T]
+
+    shares_BTE = jax.vmap(of_row)(used_BTE, segment_ids_BT)
+    return num_experts * (shares_BTE * probs_BTE).sum(axis=-1)
+
+
+def _block_rows(num_pairs: int, num_experts: int) -> int:
+    mean = max(1, num_pairs // num_experts)
+    return min(512, max(8, 1 << (mean.bit_length() - 1)))
