@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxagent.synthesis.demo import faulty_steps
+from jaxagent.synthesis.imagined import KERNEL, PASSED, PROFILE, VERIFY, failed_check, timing
 from jaxagent.synthesis.kernels import Program, Steps, Style, kernel_source, model_new_source, parse_model
 from rollout.chat import ChatFormat
 from rollout.config import DialogueConfig
@@ -20,9 +21,6 @@ from rollout.prompts import render_prompt
 from rollout.scripted import Opening, Script, ScriptedPolicy
 from sandbox.skill import load_skill
 from sandbox.types import Task
-
-VERIFY = "python3 utils/verification.py"
-PROFILE = "python3 utils/profiling.py"
 
 _PLANS = {
     Style.VECTOR_PARALLEL: "All rows in parallel, SIMD math.",
@@ -72,16 +70,26 @@ class ExpertPolicy(ScriptedPolicy):
     """
 
     def __init__(self, chat: ChatFormat | None = None, *, parser: str = "qwen3_coder", habits: Habits | None = None):
-        self._writer = _Writer(make_parser(parser))
+        self._parser = make_parser(parser)
         self._habits = habits or Habits()
         super().__init__(self._play, chat)
 
     def _play(self, opening: Opening) -> Script:
-        program = parse_model(opening.user)
-        rng = np.random.default_rng([opening.seed, 0xE4])
-        if "utils/verification.py" in opening.system + opening.user:
-            return _work(program, rng, self._habits, self._writer)
-        return _answer_once(program, rng, self._habits, self._writer)
+        return expert_script(
+            parse_model(opening.user),
+            np.random.default_rng([opening.seed, 0xE4]),
+            self._habits,
+            self._parser,
+            agentic="utils/verification.py" in opening.system + opening.user,
+        )
+
+
+def expert_script(
+    program: Program, rng: np.random.Generator, habits: Habits, parser: Parser, *, agentic: bool
+) -> Script:
+    """The expert's side of one dialogue about `program`."""
+    play = _work if agentic else _answer_once
+    return play(program, rng, habits, _Writer(parser))
 
 
 def expert_texts(tasks: Sequence[Task], *, parser: str = "qwen3_coder", skill: str = "cpp") -> list[str]:
@@ -93,39 +101,31 @@ def expert_texts(tasks: Sequence[Task], *, parser: str = "qwen3_coder", skill: s
         dialogue = DialogueConfig.model_validate({"kind": kind})
         opening = render_prompt(tasks[0], load_skill(skill), dialogue=dialogue, tools=[], parser=made)
         texts += [f"system\n{opening.system}", f"user\n{opening.user}"]
-    for task in tasks:
-        program = parse_model(task.code)
+    for number, task in enumerate(tasks):
+        program, rng = parse_model(task.code), np.random.default_rng(number)
         for style in Style:
             draft = Draft(style, program.steps)
             texts += [task.code, writer.answer(program, draft), writer.repair(program, draft)]
-            texts += [writer.improvement(program), writer.bash(VERIFY), writer.bash(PROFILE), _DONE, *_RESULTS]
+            texts += [writer.improvement(program), writer.bash(VERIFY), writer.bash(PROFILE), _DONE]
+            texts += [_as_message(*_WRITTEN), _as_message(PASSED), _as_message(timing(style, rng)), *_SLIP_RESULTS]
+            texts += [
+                _as_message(
+                    failed_check(program, writer.kernel_text(program, Draft(style, program.steps, damage)), rng)
+                )
+                for damage in ("undeclared", "unclosed", None)
+            ]
     return texts
 
 
-_RESULTS = [
-    "user\n<tool_response>\n" + result + "\n</tool_response>\n<tool_response>\ncreated model_new.py\n</tool_response>"
-    for result in (
-        "created kernels/kernel.cpp",
-        "wrote kernels/kernel.cpp",
-        "correct: correct",
-        "wrong: check 1 (fresh inputs): the output: 982,682 of 983,040 elements differ; "
-        "first at [0, 0]: got 0.21, expected 0.12 (allowed difference 1e-05)",
-        "compile_error: kernels/kernel.cpp:12:6: error: 'v' was not declared in this scope\n"
-        "   12 | EACH v[j] = x[i * C + j];\n      |      ^\n… and 2 more errors",
-        "compile_error: kernels/kernel.cpp:23:2: error: expected '}' at end of input\n   23 | }\n      |  ^",
-        "correct; 0.5 ms (quartiles 0.4–0.6), torch eager 3.1 ms: 6.2x, torch.compile 1.5 ms: 3.0x\ncandidate: 0.5 ms\n"
-        "torch eager: 3.1 ms\ntorch.compile: 1.5 ms\nspeed-up over torch eager: 6.20x\n"
-        "speed-up over torch.compile: 3.00x\nreward: 3",
-        "error: unknown tool 'verify'; tools: bash, read, write, edit",
-        "error: bash needs the parameter 'command'",
-    )
-]
-"""Tool results as a dialogue shows them; numbers stand for numbers."""
+_WRITTEN = (f"created {KERNEL}", "created model_new.py")
+_SLIP_RESULTS = (
+    "error: unknown tool 'verify'; tools: bash, read, write, edit",
+    "error: bash needs the parameter 'command'",
+)
 
 
-def answer_text(program: Program, style: Style, parser: Parser) -> str:
-    """The reply that writes both files, right and in `style`."""
-    return _Writer(parser).answer(program, Draft(style, program.steps))
+def _as_message(*results: str) -> str:
+    return "\n".join(["user", *(f"<tool_response>\n{result}\n</tool_response>" for result in results)])
 
 
 _DONE = "Done."
@@ -208,16 +208,17 @@ class _Writer:
         """A malformed call: a tool that does not exist, or an argument that is missing."""
         return self._parser.render("verify", {}) if rng.random() < 0.5 else self._parser.render("bash", {})
 
-    def _kernel(self, program: Program, draft: Draft) -> str:
+    def kernel_text(self, program: Program, draft: Draft) -> str:
         source = kernel_source(program, draft.style, draft.steps)
         if draft.damage == "undeclared":
-            source = source.replace("float v[C], s;\n", "")
-        elif draft.damage == "unclosed":
-            source = source.removesuffix("}\n")
-        return self._write("kernels/kernel.cpp", source)
+            return source.replace("float v[C], s;\n", "")
+        return source.removesuffix("}\n") if draft.damage == "unclosed" else source
+
+    def _kernel(self, program: Program, draft: Draft) -> str:
+        return self._write(KERNEL, self.kernel_text(program, draft))
 
     def _write(self, path: str, text: str) -> str:
         return self._parser.render("write", {"path": path, "content": text.removesuffix("\n")})
 
 
-__all__ = ["ExpertPolicy", "Habits", "expert_texts"]
+__all__ = ["ExpertPolicy", "Habits", "expert_script", "expert_texts"]

@@ -1,4 +1,4 @@
-"""Lessons: generated pairs of task and answer from which a decoder without pre-training learns the language of kernels.
+"""Lessons: generated dialogues about generated tasks; a decoder without pre-training learns from them what kernels are.
 
 A model that is trained from scratch has never seen code. Two dozen train tasks it would learn by heart, and answer
 every new task with one of them; from a few thousand lessons, seen once, it learns to read a task and to translate it.
@@ -13,7 +13,8 @@ import numpy as np
 
 from jaxagent.sequences import TokenSequence
 from jaxagent.synthesis.demo import draw_step, is_stable, to_tasks
-from jaxagent.synthesis.expert import answer_text
+from jaxagent.synthesis.expert import Habits, expert_script
+from jaxagent.synthesis.imagined import ImaginedWorkdir
 from jaxagent.synthesis.kernels import OPS, Op, Program, Style, parse_model
 from rollout.chat import ChatFormat
 from rollout.config import DialogueConfig
@@ -26,6 +27,8 @@ MIN_STEPS, MAX_STEPS = 2, 6
 MAX_ATTEMPTS_PER_LESSON = 50
 _REDUCES = 0.3
 """Share of lessons that end in a reduction."""
+_FAULTS = (0.75, 0.1, 0.05, 0.05, 0.025, 0.025)
+"""Of the first draft in an agentic lesson, in the order of Habits.faults."""
 
 
 def lesson_tasks(seed: int, count: int, *, train: Sequence[Task], heldout: Sequence[Task]) -> list[Task]:
@@ -53,30 +56,63 @@ def lesson_tasks(seed: int, count: int, *, train: Sequence[Task], heldout: Seque
 def lesson_sequences(
     tasks: Sequence[Task], chat: ChatFormat, skill: Skill, dialogues: Sequence[DialogueConfig]
 ) -> list[TokenSequence]:
-    """Each lesson as the opening of a dialogue and a right answer: `loss_mask` is True on the answer.
+    """Each lesson as a dialogue: `loss_mask` is True on the author's replies, but for those with a wrong kernel.
 
-    Styles and `dialogues` (the openings of the run's single-turn and agentic stages) take turns.
+    Styles and `dialogues` (those of the run's single-turn and agentic stages) take turns. In an agentic lesson the
+    author checks, repairs and times what it wrote; the results are imagined.
     """
     sequences: list[TokenSequence] = []
     styles = list(Style)
     for index, task in enumerate(tasks):
         dialogue = dialogues[index // len(styles) % len(dialogues)]
-        parser = make_parser(dialogue.parser)
-        prompt = render_prompt(task, skill, dialogue=dialogue, tools=[], parser=parser)
-        opening = chat.start(prompt.system, prompt.user)
-        answer = chat.encode_reply(answer_text(parse_model(task.code), styles[index % len(styles)], parser))
-        token_ids = np.concatenate([opening, answer])
+        habits = Habits(
+            styles=_always(styles[index % len(styles)]),
+            faults=_FAULTS if dialogue.kind == "agentic" else (1.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+            fixes=1.0,
+            improves=0.0,
+            repeats=0.0,
+            slips=0.0,
+        )
+        token_ids, loss_mask = _lesson(task, chat, skill, dialogue, habits, np.random.default_rng([index, 0x1E55]))
         sequences.append(
             TokenSequence(
                 trajectory_id=task.task_id,
                 token_ids=token_ids,
-                loss_mask=np.arange(len(token_ids)) >= len(opening),
+                loss_mask=loss_mask,
                 rollout_logprobs=np.zeros(len(token_ids), np.float32),
                 policy_versions=np.full(len(token_ids), -1, np.int32),
                 truncated=False,
             )
         )
     return sequences
+
+
+def _lesson(
+    task: Task, chat: ChatFormat, skill: Skill, dialogue: DialogueConfig, habits: Habits, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """(token_ids, loss_mask), both [T]."""
+    parser = make_parser(dialogue.parser)
+    program = parse_model(task.code)
+    prompt = render_prompt(task, skill, dialogue=dialogue, tools=[], parser=parser)
+    parts = [(chat.start(prompt.system, prompt.user), False)]
+    script = expert_script(program, rng, habits, parser, agentic=dialogue.kind == "agentic")
+    workdir = ImaginedWorkdir(program, rng)
+    text: str | None = next(script)
+    while text is not None:
+        calls = parser.parse(text)
+        results = workdir.answer(calls)
+        parts.append((chat.encode_reply(text), workdir.is_right))
+        if not calls or dialogue.kind == "single_turn":
+            break
+        parts.append((chat.observations(results), False))
+        text = script.send(results)
+    mask = np.concatenate([np.full(len(token_ids), is_taught) for token_ids, is_taught in parts])
+    return np.concatenate([token_ids for token_ids, _ in parts]), mask
+
+
+def _always(style: Style) -> tuple[float, float, float, float]:
+    best, second, third, last = (float(style is other) for other in Style)
+    return best, second, third, last
 
 
 def _draw_ops(rng: np.random.Generator) -> list[Op]:

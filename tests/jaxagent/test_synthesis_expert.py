@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from collections import Counter
 
 import numpy as np
@@ -12,7 +13,8 @@ from transformers import AutoTokenizer
 
 from jaxagent.models.scratch_tokenizer import save_tokenizer, train_tokenizer
 from jaxagent.synthesis.demo import synthetic_tasks
-from jaxagent.synthesis.expert import PROFILE, VERIFY, ExpertPolicy, Habits, answer_text, expert_texts
+from jaxagent.synthesis.expert import ExpertPolicy, Habits, expert_script, expert_texts
+from jaxagent.synthesis.imagined import KERNEL, PASSED, PROFILE, VERIFY, failed_check, timing
 from jaxagent.synthesis.kernels import Style, kernel_source, model_new_source, parse_model
 from jaxagent.synthesis.lessons import lesson_sequences, lesson_tasks
 from rollout.agent_loop import run_dialogue
@@ -172,7 +174,10 @@ def test_answers_and_dialogues_are_short(chat: ChatFormat):
     parser = make_parser("qwen3_coder")
     for task in [*TRAIN, *HELDOUT]:
         for style in Style:
-            assert len(chat.encode_reply(answer_text(parse_model(task.code), style, parser))) < 110
+            styles = tuple(float(style is other) for other in Style)
+            habits = Habits(styles=styles, faults=(1.0, 0, 0, 0, 0, 0))
+            script = expert_script(parse_model(task.code), np.random.default_rng(0), habits, parser, agentic=False)
+            assert len(chat.encode_reply(next(script))) < 110
     for seed in range(40):
         turns, _ = play(TRAIN[seed % len(TRAIN)], AGENTIC, seed, chat=chat)
         assert len(turns[-1].prompt_token_ids) + len(turns[-1].token_ids) < 600
@@ -186,13 +191,41 @@ def test_lessons_are_new_compositions_with_the_loss_on_right_answers(chat: ChatF
     assert len({tuple(task.ops) for task in tasks}) == 40
     assert not {tuple(task.ops) for task in tasks} & {tuple(task.ops) for task in [*TRAIN, *HELDOUT]}
     sequences = lesson_sequences(tasks, chat, load_skill("cpp"), [SINGLE, AGENTIC])
-    texts = [chat.decode(sequence.token_ids[sequence.loss_mask]) for sequence in sequences]
-    for index, (task, sequence, text) in enumerate(zip(tasks, sequences, texts, strict=True)):
-        opening = chat.decode_raw(sequence.token_ids[~sequence.loss_mask])
-        assert task.code.strip() in opening
-        assert ("utils/verification.py" in opening) == (index // 4 % 2 == 1)
+    parser, num_repaired = make_parser("qwen3_coder"), 0
+    for index, (task, sequence) in enumerate(zip(tasks, sequences, strict=True)):
+        taught = chat.decode(sequence.token_ids[sequence.loss_mask])
+        rest = chat.decode_raw(sequence.token_ids[~sequence.loss_mask])
+        assert task.code.strip() in rest
         assert chat.is_closed(sequence.token_ids)
         assert np.all(sequence.rollout_logprobs == 0)
-        files = {call.arguments["path"]: call.arguments["content"] for call in make_parser("qwen3_coder").parse(text)}
-        program = parse_model(task.code)
-        assert files["kernels/kernel.cpp"] + "\n" == kernel_source(program, list(Style)[index % 4])
+        right = kernel_source(parse_model(task.code), list(Style)[index % 4])
+        kernels = [
+            call.arguments["content"] + "\n" for call in parser.parse(taught) if call.arguments.get("path") == KERNEL
+        ]
+        assert kernels == [right], "one right kernel is taught, a wrong draft before it is not"
+        is_agentic = index // 4 % 2 == 1
+        assert ("utils/verification.py" in rest) == is_agentic
+        assert (VERIFY in taught) == (PASSED in rest) == is_agentic
+        num_repaired += "reward: -1" in rest
+    assert 1 <= num_repaired <= 12, "about a quarter of the twenty agentic lessons begin with a wrong draft"
+
+
+def test_what_a_check_and_a_timing_print_in_lessons_is_what_the_judge_prints_by_form():
+    program, rng = parse_model(TRAIN[0].code), np.random.default_rng(0)
+    right = kernel_source(program, Style.SCALAR_SERIAL)
+    number = r"[\d.e+-]+"
+    forms = {
+        failed_check(
+            program, right.removesuffix("}\n"), rng
+        ): rf"compile_error: {KERNEL}:\d+:\d+: error: expected '}}'.*",
+        failed_check(
+            program, right.replace("float v[C], s;\n", ""), rng
+        ): rf"compile_error: {KERNEL}:\d+:6: error: 'v' .*",
+        failed_check(program, right, rng): rf"wrong: check 1 .* got {number}, expected {number} .*",
+        timing(
+            Style.VECTOR_PARALLEL, rng
+        ): rf"correct; {number} ms .*, torch.compile {number} ms: {number}x\nreward: 3",
+        timing(Style.SCALAR_SERIAL, rng): r"correct; .*\nreward: [12]",
+    }
+    for text, form in forms.items():
+        assert re.fullmatch(form, text, re.DOTALL), text
