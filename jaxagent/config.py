@@ -188,7 +188,7 @@ class FineTuneStage(StageBase):
     epochs: int = Field(default=1, gt=0)
     trajectories_per_update: int = Field(default=16, gt=0)
     lessons: int = Field(default=0, ge=0)
-    """Fresh lessons (see LessonStage) mixed in, so that a small decoder does not unlearn all but `data`."""
+    """Fresh lessons mixed in, whole dialogues, so that a small decoder does not unlearn all but `data`."""
     optimizer: OptimizerConfig
 
 

@@ -141,14 +141,16 @@ class LearnerService:
 def make_lessons(config: RunConfig, stage: LessonStage | FineTuneStage, model_dir: Path) -> list[TokenSequence]:
     """Lessons with the openings of the run's own dialogues, one of each kind; no task of the run is among them.
 
-    Each stage draws its own: the name is part of the seed.
+    Each stage draws its own: the name is part of the seed. A lesson stage teaches answers, which are the hard part; a
+    fine-tuning stage mixes in whole dialogues.
     """
     train, heldout = resolve_tasks(config.tasks.train), resolve_tasks(config.tasks.heldout)
     dialogues = {s.dialogue.kind: s.dialogue for s in config.stages if isinstance(s, SampleStage | PPOStage)}
     seed = stable_number(f"{config.seed}/{stage.name}") % 2**32
     tasks = lesson_tasks(seed, stage.lessons, train=train, heldout=heldout)
     chat, skill = ChatFormat.from_folder(model_dir), load_skill(config.tasks.skill)
-    return lesson_sequences(tasks, chat, skill, list(dialogues.values()))
+    whole = isinstance(stage, FineTuneStage)
+    return lesson_sequences(tasks, chat, skill, list(dialogues.values()), whole=whole)
 
 
 def prepare_model(config: RunConfig, folder: RunFolder) -> Path:

@@ -101,31 +101,32 @@ def expert_texts(tasks: Sequence[Task], *, parser: str = "qwen3_coder", skill: s
         dialogue = DialogueConfig.model_validate({"kind": kind})
         opening = render_prompt(tasks[0], load_skill(skill), dialogue=dialogue, tools=[], parser=made)
         texts += [f"system\n{opening.system}", f"user\n{opening.user}"]
-    for number, task in enumerate(tasks):
-        program, rng = parse_model(task.code), np.random.default_rng(number)
+    for task in tasks:
+        program = parse_model(task.code)
         for style in Style:
             draft = Draft(style, program.steps)
             texts += [task.code, writer.answer(program, draft), writer.repair(program, draft)]
             texts += [writer.improvement(program), writer.bash(VERIFY), writer.bash(PROFILE), _DONE]
-            texts += [_as_message(*_WRITTEN), _as_message(PASSED), _as_message(timing(style, rng)), *_SLIP_RESULTS]
-            texts += [
-                _as_message(
-                    failed_check(program, writer.kernel_text(program, Draft(style, program.steps, damage)), rng)
-                )
-                for damage in ("undeclared", "unclosed", None)
-            ]
+            texts += _results(parse_model(tasks[0].code), writer)
     return texts
 
 
+def _results(program: Program, writer: _Writer) -> list[str]:
+    """Messages with what tools answer, of each form one: the words count here, numbers must not use up a vocabulary."""
+    results = [_WRITTEN, (PASSED,), *_SLIPS, (timing(Style.VECTOR_PARALLEL, np.random.default_rng(0)),)]
+    for damage in ("undeclared", "unclosed", None):
+        text = writer.kernel_text(program, Draft(Style.SCALAR_SERIAL, program.steps, damage))
+        results.append((failed_check(program, text, np.random.default_rng(0)),))
+    return [
+        "\n".join(["user", *(f"<tool_response>\n{text}\n</tool_response>" for text in message)]) for message in results
+    ]
+
+
 _WRITTEN = (f"created {KERNEL}", "created model_new.py")
-_SLIP_RESULTS = (
-    "error: unknown tool 'verify'; tools: bash, read, write, edit",
-    "error: bash needs the parameter 'command'",
+_SLIPS = (
+    ("error: unknown tool 'verify'; tools: bash, read, write, edit",),
+    ("error: bash needs the parameter 'command'",),
 )
-
-
-def _as_message(*results: str) -> str:
-    return "\n".join(["user", *(f"<tool_response>\n{result}\n</tool_response>" for result in results)])
 
 
 _DONE = "Done."

@@ -18,8 +18,9 @@ from jaxagent.synthesis.imagined import ImaginedWorkdir
 from jaxagent.synthesis.kernels import OPS, Op, Program, Style, parse_model
 from rollout.chat import ChatFormat
 from rollout.config import DialogueConfig
-from rollout.parsers import make_parser
+from rollout.parsers import Parser, make_parser
 from rollout.prompts import render_prompt
+from rollout.scripted import Script
 from sandbox.skill import Skill
 from sandbox.types import Task
 
@@ -54,26 +55,33 @@ def lesson_tasks(seed: int, count: int, *, train: Sequence[Task], heldout: Seque
 
 
 def lesson_sequences(
-    tasks: Sequence[Task], chat: ChatFormat, skill: Skill, dialogues: Sequence[DialogueConfig]
+    tasks: Sequence[Task], chat: ChatFormat, skill: Skill, dialogues: Sequence[DialogueConfig], *, whole: bool
 ) -> list[TokenSequence]:
-    """Each lesson as a dialogue: `loss_mask` is True on the author's replies, but for those with a wrong kernel.
+    """Each lesson as a dialogue: `loss_mask` is True on the author's replies, but for those that write a wrong kernel.
 
-    Styles and `dialogues` (those of the run's single-turn and agentic stages) take turns. In an agentic lesson the
-    author checks, repairs and times what it wrote; the results are imagined.
+    Styles and `dialogues` (those of the run's single-turn and agentic stages) take turns. `whole`: in an agentic lesson
+    the author checks, repairs and times what it wrote, with imagined results; else all end with a right first answer.
     """
     sequences: list[TokenSequence] = []
     styles = list(Style)
     for index, task in enumerate(tasks):
         dialogue = dialogues[index // len(styles) % len(dialogues)]
+        agentic = whole and dialogue.kind == "agentic"
         habits = Habits(
             styles=_always(styles[index % len(styles)]),
-            faults=_FAULTS if dialogue.kind == "agentic" else (1.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+            faults=_FAULTS if agentic else (1.0, 0.0, 0.0, 0.0, 0.0, 0.0),
             fixes=1.0,
             improves=0.0,
             repeats=0.0,
             slips=0.0,
         )
-        token_ids, loss_mask = _lesson(task, chat, skill, dialogue, habits, np.random.default_rng([index, 0x1E55]))
+        parser = make_parser(dialogue.parser)
+        prompt = render_prompt(task, skill, dialogue=dialogue, tools=[], parser=parser)
+        opening = chat.start(prompt.system, prompt.user)
+        rng = np.random.default_rng([index, 0x1E55])
+        script = expert_script(parse_model(task.code), rng, habits, parser, agentic=agentic)
+        workdir = ImaginedWorkdir(parse_model(task.code), rng)
+        token_ids, loss_mask = _played(script, workdir, chat, opening, parser, agentic=agentic)
         sequences.append(
             TokenSequence(
                 trajectory_id=task.task_id,
@@ -87,22 +95,18 @@ def lesson_sequences(
     return sequences
 
 
-def _lesson(
-    task: Task, chat: ChatFormat, skill: Skill, dialogue: DialogueConfig, habits: Habits, rng: np.random.Generator
+def _played(
+    script: Script, workdir: ImaginedWorkdir, chat: ChatFormat, opening: np.ndarray, parser: Parser, *, agentic: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(token_ids, loss_mask), both [T]."""
-    parser = make_parser(dialogue.parser)
-    program = parse_model(task.code)
-    prompt = render_prompt(task, skill, dialogue=dialogue, tools=[], parser=parser)
-    parts = [(chat.start(prompt.system, prompt.user), False)]
-    script = expert_script(program, rng, habits, parser, agentic=dialogue.kind == "agentic")
-    workdir = ImaginedWorkdir(program, rng)
-    text: str | None = next(script)
-    while text is not None:
+    """(token_ids, loss_mask) of the whole dialogue, both [T]."""
+    parts = [(opening, False)]
+    text = next(script)
+    while True:
         calls = parser.parse(text)
         results = workdir.answer(calls)
-        parts.append((chat.encode_reply(text), workdir.is_right))
-        if not calls or dialogue.kind == "single_turn":
+        writes = any(call.name == "write" for call in calls)
+        parts.append((chat.encode_reply(text), workdir.is_right or not writes))
+        if not calls or not agentic:
             break
         parts.append((chat.observations(results), False))
         text = script.send(results)

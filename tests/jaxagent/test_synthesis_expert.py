@@ -190,7 +190,7 @@ def test_lessons_are_new_compositions_with_the_loss_on_right_answers(chat: ChatF
     assert shapes[0] <= shapes[1]
     assert len({tuple(task.ops) for task in tasks}) == 40
     assert not {tuple(task.ops) for task in tasks} & {tuple(task.ops) for task in [*TRAIN, *HELDOUT]}
-    sequences = lesson_sequences(tasks, chat, load_skill("cpp"), [SINGLE, AGENTIC])
+    sequences = lesson_sequences(tasks, chat, load_skill("cpp"), [SINGLE, AGENTIC], whole=True)
     parser, num_repaired = make_parser("qwen3_coder"), 0
     for index, (task, sequence) in enumerate(zip(tasks, sequences, strict=True)):
         taught = chat.decode(sequence.token_ids[sequence.loss_mask])
@@ -208,6 +208,14 @@ def test_lessons_are_new_compositions_with_the_loss_on_right_answers(chat: ChatF
         assert (VERIFY in taught) == (PASSED in rest) == is_agentic
         num_repaired += "reward: -1" in rest
     assert 1 <= num_repaired <= 12, "about a quarter of the twenty agentic lessons begin with a wrong draft"
+
+
+def test_lessons_that_are_not_whole_end_with_a_right_first_answer(chat: ChatFormat):
+    tasks = lesson_tasks(0, 16, train=TRAIN, heldout=HELDOUT)
+    for sequence in lesson_sequences(tasks, chat, load_skill("cpp"), [SINGLE, AGENTIC], whole=False):
+        (start,) = np.flatnonzero(np.diff(sequence.loss_mask))
+        assert sequence.loss_mask[start + 1 :].all()
+        assert len(make_parser("qwen3_coder").parse(chat.decode(sequence.token_ids[start + 1 :]))) == 2
 
 
 def test_what_a_check_and_a_timing_print_in_lessons_is_what_the_judge_prints_by_form():
