@@ -19,7 +19,11 @@ from jaxagent.disk import disk_full
 DONE, BAD_USAGE, FAILED = 0, 2, 3
 OUR_PACKAGES = ("jaxagent", "rollout", "sandbox")
 
-OWN_FLAGS = {"train": ("--resume", "--help"), "ablate": ("--after", "--help")}
+OWN_FLAGS = {
+    "train": ("--resume", "--help"),
+    "evaluate": ("--policy", "--tasks", "--protocol", "--out", "--help"),
+    "ablate": ("--after", "--help"),
+}
 """Commands that take overrides of the config, `--section.key value`, beside these flags."""
 
 
@@ -131,7 +135,7 @@ def _add_evaluate(commands: Any) -> None:
     evaluate.add_argument("--tasks", required=True, metavar="DIR", help="a folder, file or parquet of tasks")
     evaluate.add_argument("--protocol", choices=["hardened", "paper"], default="hardened")
     evaluate.add_argument("--out", type=Path, required=True, metavar="DIR", help="new, or of an evaluation to continue")
-    evaluate.set_defaults(run=run_evaluate, takes_overrides=True)
+    evaluate.set_defaults(run=run_evaluate)
 
 
 def _add_model(commands: Any) -> None:

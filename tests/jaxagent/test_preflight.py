@@ -39,7 +39,10 @@ def refused(capsys, *arguments: str) -> str:
         (["--tasks.skill", "cuda"], "kernels of tasks.skill=cuda run on cuda; set judge.device to cuda"),
         (["--judge.device", "cuda"], "kernels of tasks.skill=cpp run on cpu"),
         (["--judge.cores_per_device", "4096"], "judge.cores_per_device=4096: this machine has"),
-        (["--learner.mesh.fsdp", "2"], "learner.rows_per_microbatch=1 must be a multiple of mesh.data x mesh.fsdp = 2"),
+        (
+            ["--learner.mesh.fsdp", "2"],
+            "learner.rows_per_microbatch=1 must be a multiple of mesh.data x mesh.fsdp x mesh.expert = 2",
+        ),
         (["--learner.mesh.context", "2"], "learner.mesh.context=2: rows can't be split"),
         (["--engine.max_model_len", "300"], "more than engine.max_model_len=300"),
         (["--learner.row_tokens", "300"], "more than learner.row_tokens=300"),
