@@ -54,7 +54,7 @@ class Checkpoints:
         try:
             self._manager.save(number, args=args)
             self._manager.wait_until_finished()
-        except Exception as error:
+        except Exception as error:  # a full disk comes as a ValueError of tensorstore; all else is raised again
             reason = disk_full(error)
             if reason is None:
                 raise

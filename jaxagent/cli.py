@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except Exception as error:
+    except Exception as error:  # of our own classes or the system's; a bug keeps its traceback
         code = exit_code(error)
         if code is None:
             raise

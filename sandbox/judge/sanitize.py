@@ -12,12 +12,12 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from sandbox.judge.spec import DeviceSpec
+from sandbox.toolchains.process import wait_or_kill
 from sandbox.types import Artifact, Sanitized, Task
 
 TIMEOUT_S = 240.0
@@ -60,14 +60,7 @@ def _run(command: list[str], folder: Path, spec: DeviceSpec) -> tuple[int | None
             command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=folder,
             start_new_session=True,
         )  # fmt: skip
-        try:
-            status: int | None = process.wait(TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        status = wait_or_kill(process, timeout_s=TIMEOUT_S)
         output.seek(0)
         return status, output.read(1 << 20).decode("utf-8", "replace")
 

@@ -39,13 +39,18 @@ def run_limited(command: list[str], *, cwd: Path, timeout_s: float) -> Ran:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        try:
-            exit_code: int | None = process.wait(timeout=max(timeout_s, 0.01))
-        except subprocess.TimeoutExpired:
-            exit_code = None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        exit_code = wait_or_kill(process, timeout_s=timeout_s)
         output.seek(0)
         return Ran(exit_code, output.read(MAX_OUTPUT_BYTES).decode("utf-8", "replace"))
+
+
+def wait_or_kill(process: subprocess.Popen[bytes], *, timeout_s: float) -> int | None:
+    """The exit code; None where the process, a session of its own, had to be killed with its group at `timeout_s`."""
+    try:
+        return process.wait(timeout=max(timeout_s, 0.01))
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -140,15 +140,15 @@ def test_logits_are_those_of_transformers_there_and_back(config, tmp_path):
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_folder_comes_back_bit_for_bit(name, tmp_path):
-    _comes_back(name, torch.bfloat16, tmp_path)
+    _assert_comes_back(name, torch.bfloat16, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_a_folder_comes_back_in_its_stored_dtype(dtype, tmp_path):
-    _comes_back("qwen3, tied, biases", dtype, tmp_path)
+    _assert_comes_back("qwen3, tied, biases", dtype, tmp_path)
 
 
-def _comes_back(name, dtype, tmp_path):
+def _assert_comes_back(name, dtype, tmp_path):
     _reference(MODELS[name], tmp_path / "in", dtype)
     (tmp_path / "in" / "tokenizer.json").write_text("{}")
     decoder = load_decoder(tmp_path / "in", dtype=jnp.float32)
