@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import socket
+from contextlib import contextmanager
 
 import pytest
 
@@ -41,9 +42,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def file_size_limit():
-    """Makes writes beyond a size fail in the kernel, after a part of them, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    """`with file_size_limit(bytes):` makes writes beyond a size fail in the kernel, after a part of them, as on a full
+    disk. It is lifted before pytest reports the test: pytest's own output may be a file that is larger than the limit.
+    """
+
+    @contextmanager
+    def limited(size: int):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, handler)
+
+    return limited
