@@ -10,10 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxagent.batches.batch import Batch
 from jaxagent.batches.packing import Packed, pack
 from jaxagent.batches.sequences import TokenSequence
-from jaxagent.config.run import LearnerConfig
-from jaxagent.learner.types import Batch
+from jaxagent.config.learner import LearnerConfig
 from jaxagent.mesh.sharding import batch_sharding
 
 

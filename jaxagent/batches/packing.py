@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from jaxagent.batches.batch import Batch
 from jaxagent.batches.sequences import TokenSequence
-from jaxagent.learner.types import Batch
 
 MIN_MICROBATCH_SLOTS = 8
 ROW_FRACTIONS = (4, 2, 1)

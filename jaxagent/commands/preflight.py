@@ -6,7 +6,9 @@ import json
 import os
 
 from jaxagent.config.load import ConfigError
-from jaxagent.config.run import LessonStage, PPOStage, RunConfig, SampleStage, ScratchModelConfig
+from jaxagent.config.model import ScratchModelConfig
+from jaxagent.config.run import RunConfig
+from jaxagent.config.stages import LessonStage, PPOStage, SampleStage
 from jaxagent.mesh.devices import check_mesh
 from jaxagent.models.config import DecoderConfig, UnsupportedModelError
 from jaxagent.models.families import from_hf, from_scratch

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxagent.config.load import ConfigError
-from jaxagent.config.run import PPOStage, RunConfig, SampleStage
+from jaxagent.config.run import RunConfig
+from jaxagent.config.stages import PPOStage, SampleStage
 from rollout.chat import ChatFormat
 from rollout.config import DialogueConfig
 from rollout.openings import openings_too_long

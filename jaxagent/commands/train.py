@@ -13,16 +13,18 @@ from jaxagent.commands.prompt_lengths import fitting_tasks
 from jaxagent.config.run import RunConfig
 from jaxagent.evaluation.evaluate import evaluate
 from jaxagent.evaluation.results import EvaluationResult, gain, show, table_rows
+from jaxagent.files.write import write_json
 from jaxagent.report import write_report
 from jaxagent.run.amend import amended, record_change
 from jaxagent.run.clock import RunClock
-from jaxagent.run.folder import RunFolder, create_run, open_run, write_json
+from jaxagent.run.folder import RunFolder, create_run, open_run
 from jaxagent.run.fork import copy_start
 from jaxagent.run.metrics_log import MetricsLog, read_metrics
 from jaxagent.run.progress import RunProgress
 from jaxagent.schedule.cluster import Cluster
+from jaxagent.schedule.run import Run
 from jaxagent.schedule.stage_table import stage_rows, stage_summary
-from jaxagent.schedule.stages import Run, is_sampled, run_stage
+from jaxagent.schedule.stages import is_sampled, run_stage
 from rollout.store import TrajectoryStore
 from sandbox.types import Task
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from jaxagent.collection.collector import Collector
 from jaxagent.collection.tickets import Ticket, TicketOrder, TicketWindow, ticket_number
 from jaxagent.evaluation.results import EvaluationResult, summarize
-from jaxagent.run.folder import write_json
+from jaxagent.files.write import write_json
 from jaxagent.run.progress import Progress
 from rollout.config import StoreConfig
 from rollout.store import TrajectoryStore

@@ -23,7 +23,7 @@ from jaxagent.evaluation.policy_source import KernelsSource, PolicySource
 from jaxagent.evaluation.problems import Problem, number_problems
 from jaxagent.evaluation.results import best_judgement
 from jaxagent.evaluation.scorecard import Row, tables
-from jaxagent.run.folder import write_atomically, write_json
+from jaxagent.files.write import write_atomically, write_json
 from rollout.types import Trajectory
 from sandbox.types import Task
 

@@ -15,7 +15,7 @@ from jaxagent.evaluation.aggregate import pass_at_k
 from jaxagent.evaluation.problems import Problem
 from jaxagent.evaluation.results import best_judgement
 from jaxagent.evaluation.scorecard import ks_of
-from jaxagent.run.folder import write_json
+from jaxagent.files.write import write_json
 from rollout.types import Trajectory
 from sandbox.baselines import machine_fingerprint
 from sandbox.types import Judgement, Outcome

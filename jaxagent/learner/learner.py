@@ -15,15 +15,8 @@ from jaxagent.batches.epochs import digest, epoch_groups
 from jaxagent.batches.minibatch import Minibatch
 from jaxagent.batches.rewards import training_reward
 from jaxagent.batches.sequences import TokenSequence, to_sequence
-from jaxagent.config.run import (
-    AnyStage,
-    FineTuneStage,
-    LearnerConfig,
-    LessonStage,
-    OptimizerConfig,
-    PPOStage,
-    ValuePretrainStage,
-)
+from jaxagent.config.learner import LearnerConfig
+from jaxagent.config.stages import AnyStage, FineTuneStage, LessonStage, OptimizerConfig, PPOStage, ValuePretrainStage
 from jaxagent.learner.checkpoint import Checkpoints
 from jaxagent.learner.metrics import Metrics, explained_variance, finetune_metrics, trajectory_metrics
 from jaxagent.learner.portable import PortableCheckpoint

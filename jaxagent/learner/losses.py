@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxagent.config.run import PPOConfig
+from jaxagent.batches.batch import Batch
+from jaxagent.config.learner import PPOConfig
 from jaxagent.learner.logprobs import shift_right, token_logprobs
 from jaxagent.learner.ppo import compute_gae, kl_estimate, policy_loss, value_loss
-from jaxagent.learner.types import Batch, Targets
+from jaxagent.learner.types import Targets
 
 PerToken = dict[str, Float[Array, "B T"]]
 Scalars = Mapping[str, Float[Array, ""]]

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxagent.batches.minibatch import Minibatch
-from jaxagent.config.run import OptimizerConfig
+from jaxagent.config.stages import OptimizerConfig
 from jaxagent.learner.losses import Loss
 from jaxagent.learner.types import StepOutput, Targets, TrainState
 from jaxagent.learner.update import HYPERPARAMS, Score, init_train_state, make_score, make_train_step
-from jaxagent.mesh.sharding import param_shardings, state_shardings
+from jaxagent.mesh.sharding import param_shardings
 from jaxagent.models.lora import trainable
 
 IDLE_OPTIMIZER = OptimizerConfig.model_validate({"learning_rate": 1e-6})
@@ -34,7 +34,7 @@ class Network:
         self._graphdef, params, frozen = nnx.split(module, trainable, nnx.Param)
         self._frozen = jax.device_put(frozen, param_shardings(frozen, mesh))
         abstract = jax.eval_shape(lambda params: init_train_state(params, IDLE_OPTIMIZER), params)
-        self.shardings: TrainState = state_shardings(abstract, param_shardings(params, mesh), mesh)
+        self.shardings: TrainState = _state_shardings(abstract, param_shardings(params, mesh), mesh)
         self._steps = {
             name: make_train_step(self._graphdef, loss, state_shardings=self.shardings) for name, loss in losses.items()
         }
@@ -119,3 +119,18 @@ def _checksum(leaves: list[jax.Array]) -> jax.Array:
 
 def copy_params(params: Any) -> Any:
     return jax.tree.map(jnp.copy, params)
+
+
+def _state_shardings(state: TrainState, params_sharding: Any, mesh: Mesh) -> TrainState:
+    """Moments and master copy lie where their parameters lie; everything else is on every device."""
+    whole = NamedSharding(mesh, PartitionSpec())
+    structure = jax.tree.structure(state.params)
+
+    def is_moments(node: Any) -> bool:
+        return jax.tree.structure(node) == structure
+
+    opt_state = jax.tree.map(
+        lambda node: params_sharding if is_moments(node) else whole, state.opt_state, is_leaf=is_moments
+    )
+    master = None if state.master is None else params_sharding
+    return TrainState(params=params_sharding, opt_state=opt_state, num_steps=whole, num_skipped=whole, master=master)

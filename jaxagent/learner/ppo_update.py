@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxagent.batches.minibatch import Minibatch
-from jaxagent.config.run import PPOConfig, PPOStage
+from jaxagent.config.learner import PPOConfig
+from jaxagent.config.stages import PPOStage
 from jaxagent.learner.metrics import Metrics, explained_variance, gap_metrics, ppo_token_metrics
 from jaxagent.learner.steps import Steps
 from jaxagent.learner.types import StepOutput, Targets

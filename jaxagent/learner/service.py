@@ -12,16 +12,9 @@ import jax
 
 from jaxagent.batches.epochs import stable_number
 from jaxagent.batches.sequences import TokenSequence
-from jaxagent.config.run import (
-    FineTuneStage,
-    LessonStage,
-    PPOStage,
-    PretrainedModelConfig,
-    RunConfig,
-    SampleStage,
-    Stage,
-    ValuePretrainStage,
-)
+from jaxagent.config.model import PretrainedModelConfig
+from jaxagent.config.run import RunConfig
+from jaxagent.config.stages import FineTuneStage, LessonStage, PPOStage, SampleStage, Stage, ValuePretrainStage
 from jaxagent.learner.checkpoint import Checkpoints
 from jaxagent.learner.learner import Learner
 from jaxagent.mesh.devices import provide_devices

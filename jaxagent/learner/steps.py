@@ -11,7 +11,8 @@ import numpy as np
 from flax import nnx
 
 from jaxagent.batches.minibatch import Minibatch, to_host
-from jaxagent.config.run import LearnerConfig, OptimizerConfig
+from jaxagent.config.learner import LearnerConfig
+from jaxagent.config.stages import OptimizerConfig
 from jaxagent.learner.checkpoint import CheckpointError
 from jaxagent.learner.losses import (
     make_actor_score,

@@ -10,9 +10,10 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxagent.config.run import OptimizerConfig
+from jaxagent.batches.batch import Batch
+from jaxagent.config.stages import OptimizerConfig
 from jaxagent.learner.losses import Loss, PerToken, Scalars, Score
-from jaxagent.learner.types import Batch, StepOutput, Targets, TrainState
+from jaxagent.learner.types import StepOutput, Targets, TrainState
 from jaxagent.mesh.sharding import axis_names
 
 Step = Callable[..., tuple[TrainState, StepOutput]]

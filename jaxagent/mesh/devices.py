@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import os
 
+from jaxagent.config.learner import MeshConfig
 from jaxagent.config.load import ConfigError
-from jaxagent.config.run import MeshConfig
 
 AXES = ("data", "fsdp", "tensor", "expert", "context")
 _COUNT_FLAG = "xla_force_host_platform_device_count"

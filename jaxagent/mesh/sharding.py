@@ -10,8 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxagent.config.run import MeshConfig
-from jaxagent.learner.types import TrainState
+from jaxagent.config.learner import MeshConfig
 from jaxagent.mesh.devices import AXES, check_count, check_mesh, num_devices
 
 BATCH_AXES = ("data", "fsdp", "expert")
@@ -58,21 +57,6 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
 
 def axis_names(variable: nnx.Variable) -> tuple[str | None, ...] | None:
     return variable.get_metadata().get("logical_axes")
-
-
-def state_shardings(state: TrainState, params_sharding: Any, mesh: Mesh) -> TrainState:
-    """Moments and master copy lie where their parameters lie; everything else is on every device."""
-    whole = NamedSharding(mesh, PartitionSpec())
-    structure = jax.tree.structure(state.params)
-
-    def is_moments(node: Any) -> bool:
-        return jax.tree.structure(node) == structure
-
-    opt_state = jax.tree.map(
-        lambda node: params_sharding if is_moments(node) else whole, state.opt_state, is_leaf=is_moments
-    )
-    master = None if state.master is None else params_sharding
-    return TrainState(params=params_sharding, opt_state=opt_state, num_steps=whole, num_skipped=whole, master=master)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -14,7 +14,7 @@ from flax import nnx
 from pydantic import ValidationError
 from safetensors.numpy import load_file, save_file
 
-from jaxagent.config.run import LoraConfig
+from jaxagent.config.learner import LoraConfig
 from jaxagent.files.new_folder import new_folder
 from jaxagent.models.config import UnsupportedModelError
 from jaxagent.models.decoder import Backbone, Decoder

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxagent.config.load import ConfigError
+from jaxagent.files.write import write_atomically
 from jaxagent.report.data import load_run
 from jaxagent.report.page import render_page
-from jaxagent.run.folder import write_atomically
 
 __all__ = ["write_report"]
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxagent.config.run import RunConfig, ScratchModelConfig
+from jaxagent.config.model import ScratchModelConfig
+from jaxagent.config.run import RunConfig
 from jaxagent.evaluation.aggregate import Interval
 from jaxagent.evaluation.results import EvaluationResult, gain
 from jaxagent.report.trajectories import TrajectoryPack, pack_trajectories

@@ -9,7 +9,8 @@ from typing import Any
 from jaxagent.config.changes import config_changes
 from jaxagent.config.load import ConfigError, dump_config, override
 from jaxagent.config.run import RunConfig
-from jaxagent.run.folder import RunFolder, open_run, write_atomically
+from jaxagent.files.write import write_atomically
+from jaxagent.run.folder import RunFolder, open_run
 from jaxagent.run.metrics_log import read_metrics
 
 CHANGEABLE = (

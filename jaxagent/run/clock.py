@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from jaxagent.run.folder import write_json
+from jaxagent.files.write import write_json
 
 WRITE_EVERY_S = 10.0
 """A killed session loses at most this much, and what came after its last update."""

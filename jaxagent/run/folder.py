@@ -9,13 +9,13 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from jaxagent.config.load import ConfigError, dump_config, validate
-from jaxagent.config.run import PretrainedModelConfig, RunConfig
-from jaxagent.files.disk import named
+from jaxagent.config.model import PretrainedModelConfig
+from jaxagent.config.run import RunConfig
+from jaxagent.files.write import write_atomically, write_json
 
 
 @dataclass(frozen=True)
@@ -137,22 +137,3 @@ def starting_model(config: RunConfig, folder: RunFolder) -> Path:
     if isinstance(config.model, PretrainedModelConfig):
         return config.model.path.expanduser().resolve()
     return folder.initial_model
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces `path` as a whole: a reader, or a crash, sees the old text or the new one."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        raise named(error, path) from error
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_atomically(path, json.dumps(value, indent=1) + "\n")

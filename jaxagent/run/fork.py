@@ -8,7 +8,8 @@ from pathlib import Path
 
 from jaxagent.config.load import ConfigError
 from jaxagent.config.run import RunConfig
-from jaxagent.run.folder import RunFolder, open_run, read_origin, write_json
+from jaxagent.files.write import write_json
+from jaxagent.run.folder import RunFolder, open_run, read_origin
 from rollout.store import TrajectoryStore
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.files.disk import named
-from jaxagent.run.folder import RunFolder, write_atomically
+from jaxagent.files.write import write_atomically
+from jaxagent.run.folder import RunFolder
 from jaxagent.run.tensorboard_log import TensorBoardLog
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,8 @@ from typing import Any, Self
 import ray
 
 from jaxagent.collection.rollout_cluster import RolloutCluster
-from jaxagent.config.run import FineTuneStage, LessonStage, PPOStage, RunConfig, SampleStage, Stage, ValuePretrainStage
+from jaxagent.config.run import RunConfig
+from jaxagent.config.stages import FineTuneStage, LessonStage, PPOStage, SampleStage, Stage, ValuePretrainStage
 from jaxagent.learner.actor import LearnerActor
 from jaxagent.run.folder import RunFolder
 from jaxagent.run.progress import RunProgress

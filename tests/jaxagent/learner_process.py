@@ -18,7 +18,8 @@ from safetensors.numpy import load_file
 from toys import random_trajectories
 
 from jaxagent.config.load import load_config
-from jaxagent.config.run import FineTuneStage, LessonStage, PPOStage, RunConfig, ValuePretrainStage
+from jaxagent.config.run import RunConfig
+from jaxagent.config.stages import FineTuneStage, LessonStage, PPOStage, ValuePretrainStage
 from jaxagent.learner.service import LearnerService
 
 SMALL = ["--model.num_layers=2", "--model.hidden_size=64", "--model.intermediate_size=128", "--model.num_heads=2"]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxagent.config.run import LearnerConfig
+from jaxagent.config.learner import LearnerConfig
 from jaxagent.learner.learner import Learner
 from jaxagent.models.config import DecoderConfig
 from jaxagent.models.decoder import new_decoder

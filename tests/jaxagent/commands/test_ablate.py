@@ -9,7 +9,8 @@ import pytest
 
 from jaxagent.commands.ablate import ablate, ablation_config, check_same_ablation
 from jaxagent.config.load import ConfigError, load_config
-from jaxagent.run.folder import RunFolder, create_run, open_run, read_origin, write_json
+from jaxagent.files.write import write_json
+from jaxagent.run.folder import RunFolder, create_run, open_run, read_origin
 
 DEMO = Path("configs/demo.yaml")
 NO_RFT = Path("configs/ablations/no_rft.yaml")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from jaxagent.config.load import load_config
-from jaxagent.config.run import FineTuneStage, PPOStage, SampleStage, ScratchModelConfig, ValuePretrainStage
+from jaxagent.config.model import ScratchModelConfig
+from jaxagent.config.stages import FineTuneStage, PPOStage, SampleStage, ValuePretrainStage
 
 PATH = Path("configs/paper.yaml")
 

@@ -15,8 +15,9 @@ import pytest
 
 from jaxagent.cli import FAILED
 from jaxagent.files.disk import disk_full
+from jaxagent.files.write import write_atomically
 from jaxagent.learner.checkpoint import CheckpointError, Checkpoints
-from jaxagent.run.folder import RunFolder, write_atomically
+from jaxagent.run.folder import RunFolder
 from jaxagent.run.metrics_log import MetricsLog, read_metrics
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ import pytest
 from test_learner import log_stage, ppo_stage
 from toys import TINY, make_learner, random_trajectories, weights_of
 
-from jaxagent.config.run import FineTuneStage, ValuePretrainStage
+from jaxagent.config.stages import FineTuneStage, ValuePretrainStage
 from jaxagent.learner.checkpoint import CheckpointError, Checkpoints
 
 TIMES = {"seconds", "tokens_per_s"}

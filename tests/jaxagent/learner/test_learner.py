@@ -10,7 +10,7 @@ from flax import nnx
 from toys import VOCAB, make_learner, make_trajectory, make_turn, random_trajectories, weights_of
 
 from jaxagent.batches.sequences import TrajectoryError, to_sequence
-from jaxagent.config.run import FineTuneStage, OptimizerConfig, PPOStage, ValuePretrainStage
+from jaxagent.config.stages import FineTuneStage, OptimizerConfig, PPOStage, ValuePretrainStage
 from jaxagent.learner.steps import NonFiniteError
 from rollout.config import DialogueConfig
 from rollout.types import StopReason

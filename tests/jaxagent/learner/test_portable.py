@@ -11,7 +11,8 @@ from flax import nnx
 from test_learner import log_stage, ppo_stage
 from toys import make_learner, random_trajectories, tiny_actor
 
-from jaxagent.config.run import LoraConfig, ValuePretrainStage
+from jaxagent.config.learner import LoraConfig
+from jaxagent.config.stages import ValuePretrainStage
 from jaxagent.learner.checkpoint import CheckpointError
 from jaxagent.learner.network import IDLE_OPTIMIZER
 from jaxagent.learner.portable import MAX_FILE_BYTES, MAX_FILES, PortableCheckpoint

@@ -10,12 +10,14 @@ import pytest
 from flax import nnx
 from toys import VOCAB, random_trajectories, tiny_actor
 
+from jaxagent.batches.batch import Batch
 from jaxagent.batches.minibatch import Minibatch
 from jaxagent.batches.packing import pack
 from jaxagent.batches.sequences import to_sequence
-from jaxagent.config.run import LearnerConfig, MeshConfig, OptimizerConfig, PPOConfig
+from jaxagent.config.learner import LearnerConfig, MeshConfig, PPOConfig
+from jaxagent.config.stages import OptimizerConfig
 from jaxagent.learner.losses import make_actor_score, make_finetune_loss, make_ppo_loss
-from jaxagent.learner.types import Batch, Targets
+from jaxagent.learner.types import Targets
 from jaxagent.learner.update import HYPERPARAMS, init_train_state, make_score, make_train_step
 from jaxagent.mesh.sharding import make_mesh
 

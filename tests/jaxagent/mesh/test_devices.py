@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from jaxagent.config.learner import MeshConfig
 from jaxagent.config.load import ConfigError, load_config
-from jaxagent.config.run import MeshConfig
 from jaxagent.mesh.devices import check_count, provide_devices
 
 CONFIG = "configs/demo_fsdp2.yaml"

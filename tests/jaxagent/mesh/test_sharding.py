@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec
 from test_learner import log_stage, ppo_stage
 from toys import TINY, make_learner, random_trajectories, tiny_actor, weights_of
 
+from jaxagent.config.learner import MeshConfig
 from jaxagent.config.load import ConfigError
-from jaxagent.config.run import FineTuneStage, MeshConfig, ValuePretrainStage
+from jaxagent.config.stages import FineTuneStage, ValuePretrainStage
 from jaxagent.mesh.sharding import make_mesh, param_shardings
 from jaxagent.models.config import RopeConfig
 from jaxagent.models.value import Critic

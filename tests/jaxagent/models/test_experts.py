@@ -12,7 +12,7 @@ import torch
 from flax import nnx
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-from jaxagent.config.run import ScratchModelConfig
+from jaxagent.config.model import ScratchModelConfig
 from jaxagent.models.config import ComputeConfig
 from jaxagent.models.decoder import new_decoder
 from jaxagent.models.experts import balance_of, choose_experts, router_probs

@@ -22,7 +22,9 @@ from test_learner import log_stage, ppo_stage
 from toys import TINY, make_learner, random_trajectories, tiny_actor, weights_of
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from jaxagent.config.run import LoraConfig, ScratchModelConfig, ValuePretrainStage
+from jaxagent.config.learner import LoraConfig
+from jaxagent.config.model import ScratchModelConfig
+from jaxagent.config.stages import ValuePretrainStage
 from jaxagent.learner.checkpoint import CheckpointError, Checkpoints
 from jaxagent.models.adapters import load_adapters, read_adapter_config, save_adapters
 from jaxagent.models.config import ComputeConfig, UnsupportedModelError

@@ -23,7 +23,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from jaxagent.config.run import MeshConfig, ScratchModelConfig
+from jaxagent.config.learner import MeshConfig
+from jaxagent.config.model import ScratchModelConfig
 from jaxagent.mesh.sharding import LOGICAL_RULES, make_mesh
 from jaxagent.models.config import ComputeConfig, UnsupportedModelError
 from jaxagent.models.decoder import logical_axes, new_decoder

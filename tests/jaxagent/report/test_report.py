@@ -17,13 +17,14 @@ from jaxagent.cli import main
 from jaxagent.config.load import ConfigError
 from jaxagent.config.run import RunConfig
 from jaxagent.evaluation.evaluate import summarize
+from jaxagent.files.write import write_json
 from jaxagent.models.scratch_tokenizer import save_tokenizer, train_tokenizer
 from jaxagent.report import trajectories as report_trajectories
 from jaxagent.report import write_report
 from jaxagent.report.charts import line, make_charts
 from jaxagent.report.data import load_run
 from jaxagent.report.file_history import FileHistory
-from jaxagent.run.folder import RunFolder, create_run, write_json
+from jaxagent.run.folder import RunFolder, create_run
 from jaxagent.run.metrics_log import MetricsLog
 from rollout.chat import ChatFormat
 from rollout.store import TrajectoryStore

@@ -9,8 +9,9 @@ import yaml
 
 from jaxagent.cli import split_overrides
 from jaxagent.config.load import ConfigError, load_config, validate
+from jaxagent.files.write import write_json
 from jaxagent.run.amend import amended, record_change, stages_over
-from jaxagent.run.folder import create_run, open_run, write_json
+from jaxagent.run.folder import create_run, open_run
 from jaxagent.run.metrics_log import MetricsLog
 
 SMOKE = Path("configs/smoke.yaml")
