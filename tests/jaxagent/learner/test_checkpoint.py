@@ -140,7 +140,7 @@ SAVES_FOREVER = """
 import sys
 from pathlib import Path
 import numpy as np
-from jaxagent.checkpoint import Checkpoints
+from jaxagent.learner.checkpoint import Checkpoints
 checkpoints = Checkpoints(Path(sys.argv[1]))
 for i in range(10_000):
     checkpoints.save({"x": np.full(4_000_000, i)}, {"i": i})

@@ -83,7 +83,7 @@ def test_weights_published_from_a_split_actor_are_those_of_one_device(trained):
 
 def test_a_count_that_the_user_has_set_stays(tmp_path):
     script = (
-        "from jaxagent.config.run import MeshConfig; from jaxagent.mesh.devices import provide_devices; import jax;"
+        "from jaxagent.config.learner import MeshConfig; from jaxagent.mesh.devices import provide_devices; import jax;"
         "provide_devices(MeshConfig(fsdp=2)); print(len(jax.devices()))"
     )
     assert python("-c", script, home=tmp_path).strip() == "2"

@@ -43,9 +43,9 @@ def fork_config(source: RunFolder, *overrides: str):
 FORKS_AND_DIES = """
 import os, signal, sys
 from pathlib import Path
-from jaxagent.fork import copy_start
-from jaxagent.load_config import load_config
-from jaxagent.run_folder import create_run
+from jaxagent.run.fork import copy_start
+from jaxagent.config.load import load_config
+from jaxagent.run.folder import create_run
 
 def fill(part):
     copy_start(config, part)
