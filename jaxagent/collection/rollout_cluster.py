@@ -42,6 +42,7 @@ class RolloutCluster:
     """Judge, engines and rollout actors, used by one event loop alone.
 
     `judge` and `rollout_actors`: such as run already and are somebody else's; they are used and not closed.
+    `verdicts`: file in which a judge of its own keeps what it has judged.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class RolloutCluster:
         *,
         judge: RemoteJudge | None = None,
         rollout_actors: Sequence[Any] = (),
+        verdicts: Path | None = None,
     ) -> None:
         self._config, self._progress, self._given_judge = config, progress, judge
+        self._verdicts = verdicts
         self._engines: list[Any] = []
         self._engines_started: asyncio.Task[None] | None = None
         self._use_rollout_actors(rollout_actors)
@@ -66,7 +69,7 @@ class RolloutCluster:
         remove_abandoned()
         self._registry = new_registry(self._config.name)
         self.judge = self._given_judge or start_judge(
-            self._config.judge, self._config.compile, registry_dir=self._registry
+            self._config.judge, self._config.compile, registry_dir=self._registry, verdicts=self._verdicts
         )
         return self
 

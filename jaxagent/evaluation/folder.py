@@ -64,6 +64,10 @@ class EvaluationFolder:
         return self.root / "store"
 
     @property
+    def verdicts(self) -> Path:
+        return self.root / "verdicts.jsonl"
+
+    @property
     def model(self) -> Path:
         return self.root / "model"
 

@@ -57,7 +57,9 @@ class EvaluationService:
         policy = request.policy
         kernels = find_kernels(policy.path, request.tasks) if isinstance(policy, KernelsSource) else None
         folder = EvaluationFolder(request)
-        cluster = RolloutCluster(request.config, self._progress, judge=judge, rollout_actors=rollout_actors)
+        cluster = RolloutCluster(
+            request.config, self._progress, judge=judge, rollout_actors=rollout_actors, verdicts=folder.verdicts
+        )
         async with cluster:
             with TrajectoryStore(folder.store, request.config.store) as store:
                 unusable = await self._check_references(_with_work(request.tasks, kernels), folder, cluster)

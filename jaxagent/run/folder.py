@@ -51,6 +51,11 @@ class RunFolder:
         return self.root / "store"
 
     @property
+    def verdicts(self) -> Path:
+        """What the judge has said in this run (sandbox.judge.verdicts)."""
+        return self.root / "verdicts.jsonl"
+
+    @property
     def evaluations(self) -> Path:
         return self.root / "evaluations"
 

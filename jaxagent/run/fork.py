@@ -1,4 +1,4 @@
-"""Begins a run where a stage of another one ended: its checkpoint, model, log and evaluations up to there."""
+"""Begins a run where a stage of another one ended: its checkpoint, model, verdicts, log and evaluations up to there."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ def copy_start(config: RunConfig, folder: RunFolder) -> None:
     for stage in stages if same_settings else []:
         if (source.evaluations / stage / "result.json").exists():
             shutil.copytree(source.evaluations / stage, folder.evaluations / stage)
+    if source.verdicts.exists():
+        shutil.copy(source.verdicts, folder.verdicts)
     _copy_log(source, folder, config, stages)
     write_json(folder.origin, read_origin(folder) | {"started_from": read_origin(source)["id"]})
 

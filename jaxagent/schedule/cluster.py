@@ -87,7 +87,7 @@ class Cluster(RolloutCluster):
     """The actors of a training run: a learner besides."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, progress: RunProgress) -> None:
-        super().__init__(config, progress)
+        super().__init__(config, progress, verdicts=folder.verdicts)
         self._folder = folder
 
     async def __aenter__(self) -> Self:
