@@ -24,6 +24,7 @@ def source(tmp_path) -> RunFolder:
     folder = create_run(load_config(Path(DEMO), ["--runs_dir", str(tmp_path), "--name", "base"]))
     (folder.checkpoints / "3" / "arrays").mkdir(parents=True)
     (folder.checkpoints / "3" / "arrays" / "data").write_bytes(b"weights")
+    folder.verdicts.write_text('{"key": "k", "judgement": {}}\n')
     stages = [stage.name for stage in open_run(folder.root)[1].stages]
     keep_stage_end(folder, stages[1], 3)
     with TrajectoryStore(folder.store) as store:
@@ -69,6 +70,7 @@ def test_a_fork_killed_while_it_is_made_is_no_run_and_can_be_made_again(source):
 
     folder = create_run(config, fill=lambda part: copy_start(config, part))
     assert (folder.checkpoints / "3" / "arrays" / "data").read_bytes() == b"weights"
+    assert folder.verdicts.read_text() == source.verdicts.read_text()
     assert open_run(folder.root)[1] == config
     assert read_origin(folder)["started_from"] == read_origin(source)["id"] != read_origin(folder)["id"]
     assert sorted(path.name for path in source.root.parent.iterdir()) == ["base", "fork"]
