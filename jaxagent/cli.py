@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxagent.disk import disk_full
+from jaxagent.files.disk import disk_full
 
 DONE, BAD_USAGE, FAILED = 0, 2, 3
 OUR_PACKAGES = ("jaxagent", "rollout", "sandbox")
@@ -155,7 +155,7 @@ def _add_model(commands: Any) -> None:
 
 
 def run_train(arguments: argparse.Namespace) -> int:
-    from jaxagent.load_config import ConfigError, load_config
+    from jaxagent.config.load import ConfigError, load_config
 
     if arguments.resume is not None:
         if arguments.config is not None:
@@ -163,21 +163,21 @@ def run_train(arguments: argparse.Namespace) -> int:
                 "--resume RUN_DIR takes no config: a resumed run keeps the one it was started with; what may change "
                 "in it is named key by key (--stages.NAME.optimizer.learning_rate 1e-6)"
             )
-        from jaxagent.train import resume
+        from jaxagent.commands.train import resume
 
         asyncio.run(resume(arguments.resume, arguments.overrides))
         return DONE
     if arguments.config is None:
         raise ConfigError("name a config (jaxagent train configs/demo.yaml) or a run (jaxagent train --resume RUN_DIR)")
     config = load_config(arguments.config, arguments.overrides)
-    from jaxagent.train import train
+    from jaxagent.commands.train import train
 
     asyncio.run(train(config))
     return DONE
 
 
 def run_evaluate(arguments: argparse.Namespace) -> int:
-    from jaxagent.evaluate_command import evaluate_policy
+    from jaxagent.commands.evaluate import evaluate_policy
 
     asyncio.run(
         evaluate_policy(
@@ -194,14 +194,14 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
 
 
 def run_ablate(arguments: argparse.Namespace) -> int:
-    from jaxagent.ablate import ablate
+    from jaxagent.commands.ablate import ablate
 
     asyncio.run(ablate(arguments.run_dir, arguments.configs, after=arguments.after, overrides=arguments.overrides))
     return DONE
 
 
 def run_judge(arguments: argparse.Namespace) -> int:
-    from jaxagent.judge_command import judge_workdir
+    from jaxagent.commands.judge import judge_workdir
 
     judgement = asyncio.run(judge_workdir(arguments.workdir, skill=arguments.skill, protocol=arguments.protocol))
     if arguments.json:
@@ -223,7 +223,7 @@ def run_model_export(arguments: argparse.Namespace) -> int:
 
     jax.config.update("jax_platforms", "cpu")  # reading and writing files needs no accelerator, which may be in use
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns that it only reads, which is what is wanted
-    from jaxagent.export_run import export_run
+    from jaxagent.learner.export import export_run
 
     exported = export_run(arguments.run_dir, arguments.out, stage=arguments.stage)
     print(f"stage {exported.stage} after {exported.updates} updates", file=sys.stderr)

@@ -19,6 +19,7 @@ from typing import Any
 
 import ray
 import ray.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sandbox.compile import CompileService
 from sandbox.config import CompileConfig, JudgeConfig
@@ -179,7 +180,7 @@ class CompileFleet:
 class _JudgeProcess:
     """Builds a JudgeCoordinator over actors inside the actor's process; forwards."""
 
-    def __init__(self, judge: JudgeConfig, compile: CompileConfig, registry_dir: Path) -> None:
+    def __init__(self, judge: JudgeConfig, compile: CompileConfig, registry_dir: Path, verdicts: Path | None) -> None:
         async def make_device(index: int) -> ActorDevice:
             return await ActorDevice.start(judge, index, registry_dir)
 
@@ -187,8 +188,8 @@ class _JudgeProcess:
         self._coordinator = JudgeCoordinator(
             self._fleet.compile,
             ProfilerPool(make_device, judge.num_devices),
-            protocol=judge.protocol,
-            max_retries=judge.max_retries,
+            judge,
+            verdicts,
         )
 
     async def judge(self, task: Task, candidate: Candidate, skill: str, timed: bool) -> Judgement:
@@ -283,13 +284,18 @@ class RemoteJudge(Judge):
         raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def start_judge(judge: JudgeConfig, compile: CompileConfig, *, registry_dir: Path | None = None) -> RemoteJudge:
+def start_judge(
+    judge: JudgeConfig, compile: CompileConfig, *, registry_dir: Path | None = None, verdicts: Path | None = None
+) -> RemoteJudge:
     """Starts the judge of a run; returns at once, devices and compile workers start with the first work.
 
     `registry_dir`: of the quiet lease (sandbox.quiet), the same on every machine; by default a folder of this user's.
+    `verdicts`: a file of the run's (sandbox.judge.verdicts), on this machine or shared; the actor stays beside it.
     """
     registry_dir = registry_dir or Path(tempfile.gettempdir()) / f"jaxagent-quiet-{os.getuid()}"
-    handle = JudgeActor.options(max_concurrency=MAX_REQUESTS, max_restarts=-1).remote(judge, compile, registry_dir)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    actor = JudgeActor.options(max_concurrency=MAX_REQUESTS, max_restarts=-1, scheduling_strategy=here)
+    handle = actor.remote(judge, compile, registry_dir, verdicts)
     return RemoteJudge(handle, max_retries=judge.max_retries)
 
 

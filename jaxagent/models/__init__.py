@@ -1,0 +1,1 @@
+"""Decoders in Flax NNX, of several families, from and to Hugging Face folders."""

@@ -14,12 +14,12 @@ from flax import nnx
 from pydantic import ValidationError
 from safetensors.numpy import load_file, save_file
 
-from jaxagent.config import LoraConfig
+from jaxagent.config.learner import LoraConfig
+from jaxagent.files.new_folder import new_folder
 from jaxagent.models.config import UnsupportedModelError
 from jaxagent.models.decoder import Backbone, Decoder
 from jaxagent.models.lora import adapters_of, add_adapters
 from jaxagent.models.stored import ATTENTION_MATRICES, Rule, WeightsError
-from jaxagent.new_folder import new_folder
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

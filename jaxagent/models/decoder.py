@@ -104,7 +104,7 @@ def abstract_decoder(
 def logical_axes(params: Any) -> Any:
     """Per parameter one name per dimension, in the structure of `params` (an nnx.State or a module).
 
-    The names are the keys of jaxagent.sharding.LOGICAL_RULES. Leaves are tuples: map over them with
+    The names are the keys of jaxagent.mesh.sharding.LOGICAL_RULES. Leaves are tuples: map over them with
     is_leaf=lambda x: isinstance(x, tuple).
     """
     state = nnx.state(params, nnx.Param) if isinstance(params, nnx.Module) else params

@@ -12,11 +12,11 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from jaxagent.files.new_folder import new_folder
 from jaxagent.models.config import DecoderConfig
 from jaxagent.models.decoder import Decoder
 from jaxagent.models.families import to_hf
 from jaxagent.models.params import INDEX_FILE, SINGLE_FILE, named_weights
-from jaxagent.new_folder import new_folder
 
 _DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 _SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

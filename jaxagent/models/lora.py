@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from jaxagent.config import LoraConfig
+from jaxagent.config.learner import LoraConfig
 from jaxagent.models.config import ComputeConfig, UnsupportedModelError
 from jaxagent.models.decoder import Backbone, Decoder
 from jaxagent.models.layers import Linear

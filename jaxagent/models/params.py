@@ -175,7 +175,7 @@ def _shardings(decoder: Decoder, mesh: jax.sharding.Mesh | None) -> dict[tuple[s
     if mesh is None:
         whole = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         return {rule.path: whole for rule, _ in stored_parameters(decoder)}
-    from jaxagent.sharding import param_shardings
+    from jaxagent.mesh.sharding import param_shardings
 
     shardings = param_shardings(nnx.state(decoder, nnx.Param), mesh)
     return {tuple(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(shardings)}

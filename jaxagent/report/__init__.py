@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxagent.load_config import ConfigError
+from jaxagent.config.load import ConfigError
+from jaxagent.files.write import write_atomically
 from jaxagent.report.data import load_run
 from jaxagent.report.page import render_page
-from jaxagent.run_folder import write_atomically
 
 __all__ = ["write_report"]
 

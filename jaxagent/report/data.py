@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxagent.aggregate import Interval
-from jaxagent.config import RunConfig, ScratchModelConfig
-from jaxagent.metrics_log import read_metrics
+from jaxagent.config.model import ScratchModelConfig
+from jaxagent.config.run import RunConfig
+from jaxagent.evaluation.aggregate import Interval
+from jaxagent.evaluation.results import EvaluationResult, gain
 from jaxagent.report.trajectories import TrajectoryPack, pack_trajectories
-from jaxagent.results import EvaluationResult, gain
-from jaxagent.run_folder import RunFolder, open_run
+from jaxagent.run.folder import RunFolder, open_run
+from jaxagent.run.metrics_log import read_metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,10 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from jaxagent.evaluation.results import show, table_rows
 from jaxagent.report.charts import make_charts, metric_columns, step_axis
 from jaxagent.report.data import RunData, headline, task_rows
-from jaxagent.results import show, table_rows
-from jaxagent.stage_table import stage_rows
+from jaxagent.schedule.stage_table import stage_rows
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _SCRIPTS = ("dom.js", "highlight.js", "diff.js", "charts.js", "trajectories.js", "viewer.js", "page.js")

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxagent.config import PretrainedModelConfig, RunConfig
+from jaxagent.config.model import PretrainedModelConfig
+from jaxagent.config.run import RunConfig
 from jaxagent.report.file_history import FileHistory
-from jaxagent.run_folder import RunFolder
+from jaxagent.run.folder import RunFolder
 from jaxagent.synthesis.sources import resolve_tasks
 from rollout.chat import ChatFormat
 from rollout.store import TrajectoryStore

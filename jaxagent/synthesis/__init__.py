@@ -1,0 +1,1 @@
+"""What is generated: the demo's tasks, its scripted expert, and lessons."""

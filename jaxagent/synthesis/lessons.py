@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxagent.sequences import TokenSequence
+from jaxagent.batches.sequences import TokenSequence
 from jaxagent.synthesis.demo import draw_step, is_stable, to_tasks
 from jaxagent.synthesis.expert import Habits, expert_script
 from jaxagent.synthesis.imagined import ImaginedWorkdir

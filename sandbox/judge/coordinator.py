@@ -3,15 +3,13 @@
     dedupe ─► guard (source) ─► compile ─► guard (symbols) ─► device: checks, clock
                    │ refused       │ compile_error  │ refused      │ DeviceError: again elsewhere, counted
 
-The same task, files, skill and kind of judgement is judged once in a run; asked for again while it is under way, the
-second asker waits for the first.
+The same task, files, skill and kind of judgement is judged once in a run, also one that is resumed; asked for again
+while it is under way, the second asker waits for the first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import os
 import tempfile
 from collections import Counter
@@ -26,6 +24,7 @@ from sandbox.compile import CompileService
 from sandbox.config import CompileConfig, JudgeConfig
 from sandbox.judge.device import DeviceJudge
 from sandbox.judge.spec import device_spec
+from sandbox.judge.verdicts import Verdicts
 from sandbox.pool import Device, ProfilerPool
 from sandbox.quiet import QuietLease
 from sandbox.reward import REJECTED
@@ -53,13 +52,13 @@ _Result = TypeVar("_Result")
 class JudgeCoordinator(Judge):
     """Judges many candidates at once over a pool of devices."""
 
-    def __init__(
-        self, compile: Compile, pool: ProfilerPool, *, protocol: str = "hardened", max_retries: int = 2
-    ) -> None:
+    def __init__(self, compile: Compile, pool: ProfilerPool, config: JudgeConfig, verdicts: Path | None = None) -> None:
+        """`verdicts`: a file that outlives the process (sandbox.judge.verdicts)."""
         self._compile = compile
         self._pool = pool
-        self._protocol = protocol
-        self._max_retries = max_retries
+        self._protocol = config.protocol
+        self._max_retries = config.max_retries
+        self._verdicts = Verdicts(config, verdicts)
         self._judged: dict[str, asyncio.Task[Judgement]] = {}
         self._counts: Counter[str] = Counter()
         self._compiling = asyncio.Semaphore(_COMPILES_PER_DEVICE * pool.num_devices)
@@ -72,8 +71,11 @@ class JudgeCoordinator(Judge):
             SandboxUnavailableError: the compile service failed.
             TaskError: the reference itself does not run.
         """
-        key = _key(task, candidate, skill, timed)
+        key = self._verdicts.key(task, candidate, skill, timed)
         running = self._judged.get(key)
+        if running is None and (verdict := self._verdicts.get(key)) is not None:
+            self._counts["remembered"] += 1
+            return verdict
         if running is None:
             self._counts["judged"] += 1
             running = asyncio.ensure_future(self._judge(task, candidate, skill, timed))
@@ -122,7 +124,9 @@ class JudgeCoordinator(Judge):
             self._counts["device_errors"] += 1
 
     def stats(self) -> dict[str, int]:
-        """Counts of this run: judged, deduplicated, compiled, compile_cached, device_errors, outcome_*."""
+        """Counts of this process: judged, deduplicated, remembered (from the file), compiled, compile_cached,
+        device_errors, outcome_*.
+        """
         return dict(self._counts) | {"devices_replaced": self._pool.num_replaced}
 
     async def close(self) -> None:
@@ -136,6 +140,7 @@ class JudgeCoordinator(Judge):
             self._judged.pop(key, None)  # no verdict: the next asker tries again
         else:
             self._counts[f"outcome_{done.result().outcome}"] += 1
+            self._verdicts.add(key, done.result())
 
     async def _judge(self, task: Task, candidate: Candidate, skill: str, timed: bool) -> Judgement:
         artifact, details = await self._compiled(candidate, skill)
@@ -212,8 +217,7 @@ class LocalJudge(JudgeCoordinator):
         super().__init__(
             compile_in_thread,
             ProfilerPool(make_device, judge.num_devices),
-            protocol=judge.protocol,
-            max_retries=judge.max_retries,
+            judge,
         )
 
 
@@ -231,11 +235,6 @@ def make_device_judge(config: JudgeConfig, index: int, registry_dir: Path, *, gp
 
 def _rejected(outcome: Outcome, message: str) -> Judgement:
     return Judgement(outcome=outcome, reward=REJECTED, message=message)
-
-
-def _key(task: Task, candidate: Candidate, skill: str, timed: bool) -> str:
-    content: list[Any] = [task.code, sorted(candidate.files.items()), skill, timed]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _user() -> int:

@@ -17,9 +17,10 @@ import numpy as np
 from safetensors.numpy import load_file
 from toys import random_trajectories
 
-from jaxagent.config import FineTuneStage, LessonStage, PPOStage, RunConfig, ValuePretrainStage
-from jaxagent.learner_service import LearnerService
-from jaxagent.load_config import load_config
+from jaxagent.config.load import load_config
+from jaxagent.config.run import RunConfig
+from jaxagent.config.stages import FineTuneStage, LessonStage, PPOStage, ValuePretrainStage
+from jaxagent.learner.service import LearnerService
 
 SMALL = ["--model.num_layers=2", "--model.hidden_size=64", "--model.intermediate_size=128", "--model.num_heads=2"]
 SMALL += ["--model.num_kv_heads=1"]

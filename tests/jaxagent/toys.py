@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxagent.config import LearnerConfig
-from jaxagent.learner import Learner
+from jaxagent.config.learner import LearnerConfig
+from jaxagent.learner.learner import Learner
 from jaxagent.models.config import DecoderConfig
 from jaxagent.models.decoder import new_decoder
 from jaxagent.models.params import named_weights

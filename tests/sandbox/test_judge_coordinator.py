@@ -101,7 +101,8 @@ async def shaky(failures: int, max_retries: int) -> tuple[JudgeCoordinator, type
     async def make(index: int) -> ShakyDevice:
         return kind()
 
-    return JudgeCoordinator(compile, ProfilerPool(make, 1), protocol="paper", max_retries=max_retries), kind
+    config = JudgeConfig(protocol="paper", max_retries=max_retries)
+    return JudgeCoordinator(compile, ProfilerPool(make, 1), config), kind
 
 
 async def test_trouble_of_a_device_is_retried_and_counted_never_scored():

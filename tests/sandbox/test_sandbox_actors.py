@@ -165,7 +165,9 @@ async def test_a_device_that_dies_is_replaced_and_its_candidate_judged(folders: 
         return devices[-1]
 
     fleet = CompileFleet(compile_config, max_retries=1)
-    coordinator = JudgeCoordinator(fleet.compile, ProfilerPool(make_device, 1), max_retries=1)
+    coordinator = JudgeCoordinator(
+        fleet.compile, ProfilerPool(make_device, 1), judge_config.model_copy(update={"max_retries": 1})
+    )
     assert (await coordinator.judge(TASK, RIGHT, skill="cpp", timed=False)).accepted
     pid = await devices[0].process_id()
     children = psutil.Process(pid).children(recursive=True)

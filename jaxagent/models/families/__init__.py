@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxagent.config import ScratchModelConfig
+from jaxagent.config.model import ScratchModelConfig
 from jaxagent.models.config import DecoderConfig, UnsupportedModelError
 from jaxagent.models.families.base import Family, HFConfig, read_shared, refuse, write_shared
 from jaxagent.models.families.gemma3 import GEMMA3

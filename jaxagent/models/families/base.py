@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from jaxagent.config import ScratchModelConfig
+from jaxagent.config.model import ScratchModelConfig
 from jaxagent.models.config import DecoderConfig, RopeConfig, RopeKind, StoredDtype, UnsupportedModelError
 from jaxagent.models.stored import Rule
 

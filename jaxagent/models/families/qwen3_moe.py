@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxagent.config import ScratchModelConfig
+from jaxagent.config.model import ScratchModelConfig
 from jaxagent.models.config import DecoderConfig
 from jaxagent.models.families.base import Family, HFConfig, refuse
 from jaxagent.models.families.qwen3 import read_attention, write_attention

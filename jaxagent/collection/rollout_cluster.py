@@ -1,0 +1,224 @@
+"""The Ray actors that any policy is rolled out with: started, watched, replaced when they die, and closed.
+
+owner ─► judge             compile workers and profiler devices behind it
+      ─► engine x M        vLLM; starts while earlier work goes on
+      ─► rollout actor x N dialogues, many at a time
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import ray
+
+from jaxagent.collection.tickets import Ticket
+from jaxagent.config.run import RunConfig
+from jaxagent.run.progress import Progress
+from rollout.actors import EngineActor, call, engine_policy, start_rollout_actors
+from rollout.config import DialogueConfig
+from rollout.types import EngineError, Policy, Trajectory
+from rollout.weights import WeightsPackage
+from sandbox.actors import RemoteJudge, start_judge
+from sandbox.quiet_registry import new_registry, remove_abandoned, remove_registry
+
+logger = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 512 << 20
+"""Of a Ray that this run starts for itself: a batch of trajectories is a few MiB."""
+
+
+Policies = Callable[[int], Mapping[str, Callable[[], Policy]]]
+"""From a rollout actor's number, by name what makes each policy."""
+
+
+class RolloutCluster:
+    """Judge, engines and rollout actors, used by one event loop alone.
+
+    `judge` and `rollout_actors`: such as run already and are somebody else's; they are used and not closed.
+    `verdicts`: file in which a judge of its own keeps what it has judged.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        progress: Progress,
+        *,
+        judge: RemoteJudge | None = None,
+        rollout_actors: Sequence[Any] = (),
+        verdicts: Path | None = None,
+    ) -> None:
+        self._config, self._progress, self._given_judge = config, progress, judge
+        self._verdicts = verdicts
+        self._engines: list[Any] = []
+        self._engines_started: asyncio.Task[None] | None = None
+        self._use_rollout_actors(rollout_actors)
+        self._published: int | None = None
+        self._package: WeightsPackage | None = None
+        self._reviving = asyncio.Lock()
+        self._engine_restarts = 0
+
+    async def __aenter__(self) -> Self:
+        self._own_ray = connect_ray()
+        remove_abandoned()
+        self._registry = new_registry(self._config.name)
+        self.judge = self._given_judge or start_judge(
+            self._config.judge, self._config.compile, registry_dir=self._registry, verdicts=self._verdicts
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._engines_started is not None:
+            self._engines_started.cancel()
+            await asyncio.gather(self._engines_started, return_exceptions=True)
+        with_limit = [asyncio.wait_for(close, 30.0) for close in self._closing()]
+        for problem in await asyncio.gather(*with_limit, return_exceptions=True):
+            if isinstance(problem, Exception):
+                logger.warning("while closing: %s: %s", type(problem).__name__, problem)
+        if self._own_ray:
+            ray.shutdown()
+        remove_registry(self._registry)
+
+    def _closing(self) -> list[Any]:
+        closing = [call(engine.close) for engine in self._engines]
+        return closing if self._given_judge is not None else [*closing, self.judge.close()]
+
+    def start_engines(self, model_dir: Path) -> None:
+        """In the background: `engines_ready` waits for them."""
+        engine = self._config.engine
+        self._engines = [EngineActor.remote(str(model_dir), engine) for _ in range(engine.num_engines)]
+        self._engines_started = asyncio.create_task(self._start_engines())
+
+    async def engines_ready(self) -> None:
+        """Every engine serves, with the weights of its folder until others are published."""
+        if self._engines_started is None:
+            raise RuntimeError("engines_ready: start_engines() comes first")
+        await self._engines_started
+
+    async def start_rollout_actors(self, policies: Policies, dialogues: Sequence[DialogueConfig]) -> None:
+        """`dialogues`: those that will be held, so that sandboxes are tried before any of them begins."""
+        config = self._config
+        self._use_rollout_actors(
+            start_rollout_actors(
+                config.rollout.num_actors,
+                trajectories_per_actor=config.rollout.trajectories_per_actor,
+                policies=policies,
+                judge=self.judge,
+                sandbox_config=config.sandbox,
+                skill=config.tasks.skill,
+                quiet_dir=self._registry if config.judge.quiet else None,
+            )
+        )
+        if any(dialogue.kind == "agentic" for dialogue in dialogues):
+            await asyncio.gather(*(call(actor.check_sandbox) for actor in self._rollout_actors))
+
+    def engine_policies(self, model_dir: Path) -> Callable[[int], Callable[[], Policy]]:
+        """From a rollout actor's number, what makes its policy over these engines."""
+        return lambda number: functools.partial(engine_policy, model_dir, self._engines, offset=number)
+
+    @property
+    def rollout_capacity(self) -> int:
+        return len(self._rollout_actors) * self._config.rollout.trajectories_per_actor
+
+    def take_engine_restarts(self) -> int:
+        """Since this was asked last."""
+        count, self._engine_restarts = self._engine_restarts, 0
+        return count
+
+    async def rollout(self, ticket: Ticket, *, stage: str, dialogue: DialogueConfig, policy: str) -> Trajectory:
+        """One trajectory on the least busy actor. Raises RolloutError, SandboxUnavailableError, DeviceError."""
+        index = min(range(len(self._under_way)), key=self._under_way.__getitem__)
+        self._under_way[index] += 1
+        try:
+            return await call(
+                self._rollout_actors[index].run,
+                ticket.task,
+                policy=policy,
+                stage=stage,
+                sample_index=ticket.sample_index,
+                seed=ticket.seed,
+                dialogue=dialogue,
+                trajectory_id=ticket.trajectory_id,
+            )
+        except EngineError:
+            await self._revive_engines()  # a repeat of this rollout should find an engine that answers
+            raise
+        finally:
+            self._under_way[index] -= 1
+
+    async def _publish_to(self, engine: Any, package: WeightsPackage) -> dict[str, Any]:
+        try:
+            return await call(engine.publish, package, died=EngineError)
+        except EngineError as error:
+            logger.warning("an engine failed while it got version %d and is started again: %s", package.version, error)
+            await self._restart(engine)
+            return await call(engine.publish, package, died=EngineError)
+
+    async def _revive_engines(self) -> None:
+        """Starts engines again that do not answer, with the weights that were published last."""
+        async with self._reviving:
+            for engine in self._engines:
+                try:
+                    await call(engine.check_health, died=EngineError)
+                except EngineError as error:
+                    logger.warning("an engine is down and is started again: %s", error)
+                    await self._restart(engine)
+                    if self._package is not None:
+                        await call(engine.publish, self._package, died=EngineError)
+
+    async def _restart(self, engine: Any) -> None:
+        self._engine_restarts += 1
+        await call(engine.start, died=EngineError)
+        await self._quieten(engine)
+
+    async def _start_engines(self) -> None:
+        seconds = await asyncio.gather(*(call(handle.start, died=EngineError) for handle in self._engines))
+        for handle in self._engines:
+            await self._quieten(handle)
+        self._progress.say(f"{len(self._engines)} vLLM engine(s) ready in {max(seconds):.0f} s")
+
+    def _use_rollout_actors(self, actors: Sequence[Any]) -> None:
+        self._rollout_actors = list(actors)
+        self._under_way = [0] * len(self._rollout_actors)
+
+    async def _quieten(self, handle: Any) -> None:
+        """The actor's processes stand still while a kernel is timed on their machine, where the config asks for it."""
+        if self._config.judge.quiet:
+            await call(handle.join_quiet, self._registry)
+
+
+@contextmanager
+def ray_for_this_process() -> Iterator[None]:
+    """Ray as connect_ray finds or starts it; ended again where it was started here."""
+    own = connect_ray()
+    try:
+        yield
+    finally:
+        if own:
+            ray.shutdown()
+
+
+def connect_ray() -> bool:
+    """Joins the cluster that RAY_ADDRESS names (a Ray job sets it), else starts Ray for this run alone.
+
+    Returns whether this process started it, and so has to end it.
+    """
+    if ray.is_initialized():
+        return False
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(log_to_driver=False)
+        return False
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=OBJECT_STORE_BYTES,
+    )
+    return True

@@ -1,0 +1,156 @@
+"""The run: every stage of the schedule in order, evaluation where the config asks for it, the tables at the end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxagent.commands.preflight import check_inputs
+from jaxagent.commands.prompt_lengths import fitting_tasks
+from jaxagent.config.run import RunConfig
+from jaxagent.evaluation.evaluate import evaluate
+from jaxagent.evaluation.results import EvaluationResult, gain, show, table_rows
+from jaxagent.files.write import write_json
+from jaxagent.report import write_report
+from jaxagent.run.amend import amended, record_change
+from jaxagent.run.clock import RunClock
+from jaxagent.run.folder import RunFolder, create_run, open_run
+from jaxagent.run.fork import copy_start
+from jaxagent.run.metrics_log import MetricsLog, read_metrics
+from jaxagent.run.progress import RunProgress
+from jaxagent.schedule.cluster import Cluster
+from jaxagent.schedule.run import Run
+from jaxagent.schedule.stage_table import stage_rows, stage_summary
+from jaxagent.schedule.stages import is_sampled, run_stage
+from rollout.store import TrajectoryStore
+from sandbox.types import Task
+
+
+async def train(config: RunConfig) -> Path:
+    """Starts a new run. Returns its folder; where nothing was done yet when it failed, no folder stays behind."""
+    tasks = check_inputs(config)
+    folder = create_run(config, fill=lambda part: copy_start(config, part))
+    try:
+        return await _run(folder, config, tasks)
+    except BaseException:
+        if not has_begun(folder):
+            shutil.rmtree(folder.root, ignore_errors=True)
+        raise
+
+
+def has_begun(folder: RunFolder) -> bool:
+    """Whether a run's folder holds anything that took work to make: an update, a trajectory, a checkpoint."""
+    if any(read_metrics(folder.metrics)) or (folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir())):
+        return True
+    if not folder.store.is_dir():
+        return False
+    with TrajectoryStore(folder.store, writable=False) as store:
+        return len(store) > 0
+
+
+async def resume(root: Path, overrides: Sequence[str] = ()) -> Path:
+    """Continues the run in `root` after its last checkpoint, with what `overrides` change. Returns its folder."""
+    folder, config = open_run(root)
+    config = amended(folder, config, overrides)
+    return await _run(folder, config, check_inputs(config))
+
+
+async def _run(folder: RunFolder, config: RunConfig, tasks: tuple[list[Task], list[Task]]) -> Path:
+    clock = RunClock(folder.clock)
+    train_tasks, heldout_tasks = tasks
+    # The store has one writer, so from here on nobody else changes the folder.
+    with RunProgress() as progress, TrajectoryStore(folder.store, config.store) as store:
+        for key, (old, new) in record_change(folder, config).items():
+            progress.say(f"resumed with {key}={new}; it was {old}")
+        progress.say(
+            f"run {config.name}: {len(train_tasks)} train tasks, {len(heldout_tasks)} held out, in {folder.root}"
+        )
+        async with Cluster(config, folder, progress) as cluster:
+            metrics = MetricsLog(folder)
+            run = Run(config, folder, cluster, store, metrics, progress, clock, train_tasks, heldout_tasks)
+            try:
+                results = await _walk(run)
+            finally:
+                metrics.close()
+                clock.save()
+        finish(folder, config, results, progress, seconds=clock.seconds)
+    return folder.root
+
+
+async def _walk(run: Run) -> list[EvaluationResult]:
+    """Stages and evaluations from where the last checkpoint stands."""
+    model_dir = await run.cluster.start_learner()
+    run.train_tasks = fitting_tasks(
+        run.config, run.train_tasks, run.heldout_tasks, model_dir=model_dir, say=run.progress.say
+    )
+    await run.cluster.prepare([*run.train_tasks, *run.heldout_tasks], model_dir)
+    at = await run.cluster.learner.restore()
+    results = []
+    for index, stage in enumerate(run.config.stages):
+        done = at.updates if index == at.stage else 0
+        is_ahead = index > at.stage or (index == at.stage and not at.complete)
+        if is_ahead and not is_sampled(run.folder, run.store, stage):
+            run.metrics.forget(stage=stage.name, from_update=done)
+            run.progress.say(f"stage {stage.name} ({stage.kind})")
+            await run_stage(run, stage, done)
+        is_last = index == len(run.config.stages) - 1
+        if stage.name in run.config.evaluation.after or is_last:
+            if index < at.stage and not (run.folder.evaluations / stage.name / "result.json").exists():
+                run.progress.say(f"  no evaluation after {stage.name}: the weights of that moment are gone")
+                continue
+            results.append(await evaluate_heldout(run, stage.name))
+    return results
+
+
+async def evaluate_heldout(run: Run, label: str) -> EvaluationResult:
+    """The held-out tasks with the current weights. A finished evaluation of that label is read, not repeated."""
+    config, folder = run.config, run.folder.evaluations / label
+    if not (folder / "result.json").exists():
+        await run.cluster.publish()
+    result = await evaluate(
+        folder,
+        label=label,
+        tasks=run.heldout_tasks,
+        samples_per_task=config.evaluation.samples_per_task,
+        rollout=lambda ticket: run.cluster.rollout(
+            ticket, stage=f"evaluation_{label}", dialogue=config.evaluation.dialogue, policy="actor"
+        ),
+        capacity=run.cluster.rollout_capacity,
+        max_retries=config.rollout.max_retries,
+        store_config=config.store,
+        seed=config.seed,
+        progress=run.progress,
+    )
+    run.progress.say(f"  held-out after {label}: mean reward {show(result.figures['mean_reward'])}")
+    return result
+
+
+def finish(
+    folder: RunFolder, config: RunConfig, results: list[EvaluationResult], progress: RunProgress, *, seconds: float
+) -> None:
+    """summary.json, the table by stage, and before/after on held-out tasks."""
+    records = list(read_metrics(folder.metrics))
+    progress.table("stages", *stage_rows(records))
+    progress.table("held-out tasks, 95 % bootstrap intervals over tasks", *table_rows(results))
+    final = results[-1]
+    gains = {result.label: gain(result, final, seed=config.seed) for result in results[:-1]}
+    for label, interval in gains.items():
+        progress.say(
+            f"held-out mean reward, {final.label} over {label}: {show(interval)} (paired bootstrap over tasks)"
+        )
+    summary: dict[str, Any] = {
+        "name": config.name,
+        "seconds": seconds,
+        "stages": stage_summary(records),
+        "heldout": {
+            "before": results[0].to_json(),
+            "after": final.to_json(),
+            "all": [result.to_json() for result in results],
+            "gains": {label: {"value": i.value, "low": i.low, "high": i.high} for label, i in gains.items()},
+        },
+    }
+    write_json(folder.summary, json.loads(json.dumps(summary, default=str)))
+    progress.say(f"run folder: {folder.root}, report: {write_report([folder.root])}")

@@ -1,0 +1,1 @@
+"""What a policy, or stored kernels, achieve on a set of tasks."""

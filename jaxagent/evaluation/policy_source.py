@@ -1,0 +1,95 @@
+"""What `--policy` names: a run, a model folder, a server, or kernels that are stored already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxagent.config.load import ConfigError
+
+FORMS = (
+    "a run directory, a Hugging Face model directory, openai:BASE_URL#MODEL (openai:http://localhost:8000/v1#qwen), "
+    "or kernels:DIR"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSource:
+    """The actor of a run's newest checkpoint."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"run {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A Hugging Face folder, served by our own engines."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"model {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSource:
+    """A model behind an OpenAI-compatible server; the key is in the environment variable OPENAI_API_KEY."""
+
+    base_url: str
+    model: str
+
+    def __str__(self) -> str:
+        return f"openai:{self.base_url}#{self.model}"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelsSource:
+    """Kernels in files: nothing is generated."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"kernels:{self.path}"
+
+
+PolicySource = RunSource | ModelSource | ServerSource | KernelsSource
+
+
+def parse_policy(text: str) -> PolicySource:
+    """Raises ConfigError with the forms that are understood."""
+    kind, colon, rest = text.partition(":")
+    if colon and kind == "openai":
+        return _server(text, rest)
+    if colon and kind == "kernels":
+        return KernelsSource(_folder(rest, f"--policy {text}"))
+    path = _folder(text, f"--policy {text}")
+    if (path / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"--policy {text}: PEFT adapters are not supported yet; merge the adapter into its base model "
+            "(peft's merge_and_unload, then save_pretrained) and name that folder"
+        )
+    if (path / "config.json").is_file():
+        return ModelSource(path)
+    if (path / "config.yaml").is_file():
+        return RunSource(path)
+    raise ConfigError(
+        f"--policy {text}: neither a run (config.yaml) nor a model (config.json) is in that folder; give {FORMS}"
+    )
+
+
+def _server(text: str, rest: str) -> ServerSource:
+    base_url, _, model = rest.partition("#")
+    if not base_url.startswith(("http://", "https://")) or not model:
+        raise ConfigError(
+            f"--policy {text}: write openai:BASE_URL#MODEL, for example openai:http://localhost:8000/v1#qwen"
+        )
+    return ServerSource(base_url, model)
+
+
+def _folder(text: str, key: str) -> Path:
+    path = Path(text).expanduser().resolve()
+    if not path.is_dir():
+        raise ConfigError(f"{key}: {path} is no folder; give {FORMS}")
+    return path

@@ -1,0 +1,1 @@
+"""Actor and critic, and how they are trained, kept and published."""

@@ -1,0 +1,1 @@
+"""The learner's devices, and where arrays lie on them."""
