@@ -1,6 +1,6 @@
 """What the judge costs and how steady it is, each figure beside the usual way of doing it. Ends with one JSON line.
 
-.venv/bin/python scripts/bench_judge.py [--only compile rate noise] [--repeats 3] [--judgements 20]
+.venv/bin/python scripts/bench_judge.py [--only compile rate noise] [--repeats 3] [--judgements 20] [--folder F]
 
 compile   one kernel by each skill's compile service, headers ready, against torch.utils.cpp_extension.load
 rate      whole judgements a minute, against evaluations as KernelBench does them (kernelbench_style.py)
@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import statistics
 import subprocess
@@ -46,6 +47,11 @@ TARGETS = {
 LOWER_LIMITS = ("native_rate_with_compile", "agent_rate_with_compile")
 
 
+def new_mark() -> str:
+    """Makes sources that nothing has compiled yet."""
+    return secrets.token_hex(8)
+
+
 def timed(action: Any) -> tuple[float, Any]:
     began = time.perf_counter()
     result = action()
@@ -71,19 +77,21 @@ def styled(submission: Submission, folder: Path, *options: str) -> dict[str, Any
 
 def measure_compile(folder: Path, repeats: int) -> dict[str, Any]:
     service = CompileService(CompileConfig(cache_dir=folder / "compile"))
-    ready_s, _ = timed(lambda: compiled(service, submissions("cpp_agent", "headers")[0]))
+    ready_s, _ = timed(lambda: compiled(service, submissions("cpp_agent", new_mark())[0]))
     seconds: dict[str, list[float]] = {"native": [], "agent": [], "cached": [], "load": []}
     for index in range(repeats):
-        native, agent = (submissions(skill, f"compile {index}")[0] for skill in ("cpp", "cpp_agent"))
+        native, agent = (submissions(skill, new_mark())[0] for skill in ("cpp", "cpp_agent"))
         seconds["native"].append(timed(lambda one=native: compiled(service, one))[0])
         seconds["agent"].append(timed(lambda one=agent: compiled(service, one))[0])
         seconds["cached"].append(timed(lambda one=agent: compiled(service, one))[0])
         # what load() itself takes, without the start of Python and the import of torch around it
-        seconds["load"].append(styled(agent, folder / f"load{index}", "--only-build")["compile_s"])
-        print(f"compile {index}: " + ", ".join(f"{name} {values[-1]:.3f} s" for name, values in seconds.items()))
+        seconds["load"].append(styled(agent, folder / "load", "--only-build")["compile_s"])
+        shutil.rmtree(folder / "load")
+        last = ", ".join(f"{name} {values[-1]:.3f} s" for name, values in seconds.items())
+        print(f"compile {index}: {last}", flush=True)
     over = {name: _paired(seconds[name], seconds["load"]) for name in ("agent", "native")}
     return {
-        "first_agent_compile_with_headers_s": ready_s,
+        "first_agent_compile_s": ready_s,  # headers and all, where the folder is new
         **{f"{name}_s": _summary(values) for name, values in seconds.items()},
         "agent_over_load": over["agent"],
         "native_over_load": over["native"],
@@ -127,7 +135,7 @@ def measure_rate(folder: Path, repeats: int) -> dict[str, Any]:
             judge.baseline(submission.task)  # once a task and machine, for all its submissions
         rate = Rate(folder, judge, service)
         for index in range(repeats):
-            both = zip(submissions("cpp", f"rate {index}"), submissions("cpp_agent", f"rate {index}"), strict=True)
+            both = zip(submissions("cpp", new_mark()), submissions("cpp_agent", new_mark()), strict=True)
             for native, agent in both:
                 rate.judged("native", native)
                 rate.judged("agent", agent)
@@ -163,7 +171,7 @@ def measure_noise(folder: Path, judgements: int) -> dict[str, Any]:
                 judgement = judge.judge(native.task, native.candidate, artifact, skill="cpp")
                 assert judgement.accepted, judgement.message
                 ratios["judge"].append(judgement.candidate_ms / judgement.eager_ms)  # type: ignore[operator]
-                result = styled(agent, folder / f"naive{index}", "--built", str(built), "--core", str(cores[0]))
+                result = styled(agent, folder / "naive", "--built", str(built), "--core", str(cores[0]))
                 ratios["naive"].append(result["candidate_ms"] / result["eager_ms"])
                 print(f"noise {index}: judge {ratios['judge'][-1]:.4f}, naive {ratios['naive'][-1]:.4f}", flush=True)
     return {
@@ -218,10 +226,12 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=["compile", "rate", "noise"], default=["compile", "rate", "noise"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--judgements", type=int, default=20, help="for the noise")
+    parser.add_argument("--folder", type=Path, help="where headers and baselines are kept for later runs")
     arguments = parser.parse_args()
     figures: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="bench-judge-") as name:
-        folder = Path(name)
+    with contextlib.ExitStack() as stack:
+        folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-judge-")))
+        folder.mkdir(parents=True, exist_ok=True)
         if "compile" in arguments.only:
             figures |= measure_compile(folder, arguments.repeats)
         if "rate" in arguments.only:
