@@ -25,7 +25,7 @@ def _output(said: Any) -> dict[str, Any]:
 
 def _node(said: Any, num_tensors: int, depth: int = 0) -> dict[str, Any]:
     _require(isinstance(said, dict) and depth <= MAX_DEPTH + 1)
-    kind, value = said.get("kind"), said.get("value")
+    kind, value = _member(said, "kind"), _member(said, "value")
     if kind in ("list", "tuple"):
         return {"kind": kind, "value": [_node(item, num_tensors, depth + 1) for item in _list(value)]}
     if kind == "dict":
@@ -54,6 +54,10 @@ def _leaf(said: Any) -> dict[str, Any]:
     _require(isinstance(dtype, str))
     leaf = {"dtype": dtype if dtype in ITEMSIZE else dtype[:40], "shape": shape, "stride": stride, "address": address}
     return leaf | ({"device_address": said["device_address"]} if "device_address" in said else {})
+
+
+def _member(said: Any, name: str) -> Any:
+    return said.get(name)
 
 
 def _list(said: Any) -> list[Any]:
