@@ -3,7 +3,7 @@ PYTHON ?=
 CONFIG ?= configs/demo.yaml
 BIN := .venv/bin
 
-.PHONY: help setup demo test check lint test-slow lock clean
+.PHONY: help setup demo test check lint test-slow redteam bench-judge lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -19,6 +19,12 @@ test: setup      ## set up and run the tests (Docker, Ray and vLLM for real; no 
 
 test-slow: setup ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu"
+
+redteam: setup   ## judge submissions that cheat and honest look-alikes (REDTEAM=folder for more of them)
+	$(BIN)/python scripts/redteam.py $(REDTEAM) tests/sandbox/redteam/cases
+
+bench-judge: setup ## what the judge costs and how steady it is, beside the usual ways
+	$(BIN)/python scripts/bench_judge.py
 
 lint: setup      ## ruff, pyright, import contracts
 	$(BIN)/ruff check .

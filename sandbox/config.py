@@ -17,12 +17,14 @@ class Config(BaseModel):
 class SandboxConfig(Config):
     """An agent's shell."""
 
-    backend: Literal["docker", "process"] = "docker"
-    """`process` runs commands as the current user without isolation: for trusted code only."""
+    backend: Literal["docker", "bubblewrap", "process"] = "docker"
+    """`bubblewrap` isolates on hosts without a Docker Engine. `process` runs commands as the current user without
+    isolation: for trusted code only."""
     image: str = "host-rootfs"
-    """`host-rootfs` needs no registry: an empty image with this machine's /usr, /lib and environment read-only."""
+    """`host-rootfs` needs no registry: an empty image with this machine's /usr, /lib and environment read-only. Others
+    need backend=docker."""
     warm_containers: int = Field(default=2, ge=0)
-    """Containers kept started and clean ahead of demand, in every process that opens sandboxes."""
+    """Docker containers kept started and clean ahead of demand, in every process that opens sandboxes."""
     memory_mb: int = Field(default=2048, gt=0)
     pids: int = Field(default=256, gt=0)
     disk_mb: int = Field(default=512, gt=0)
@@ -59,6 +61,9 @@ class JudgeConfig(Config):
     warmup_ms: float = Field(default=60.0, ge=0)
     timed_rounds: int = Field(default=9, ge=3)
     """Interleaved rounds of candidate and eager; medians are reported."""
+    own_share_floor: float = Field(default=0.05, ge=0, lt=1)
+    """On a CPU, the least part of the computing time of ModelNew's calls that has to be outside of torch's libraries,
+    where copies are made; by samples, so meant for lazy kernels. 0 refuses nothing; the shares are always reported."""
     timeout_s: float = Field(default=30.0, gt=0)
     """Wall time of one candidate in check and timing together."""
     memory_mb: int = Field(default=4096, gt=0)

@@ -118,7 +118,8 @@ _REFUSED_LIBC = {
     name: reason
     for reason, names in {
         "loads libraries or looks symbols up": "dlopen dlsym dlvsym dlmopen dladdr dladdr1 dlinfo dl_iterate_phdr "
-        "__libc_dlopen_mode __libc_dlsym _dl_sym",
+        "__libc_dlopen_mode __libc_dlsym _dl_sym _r_debug _r_debug_extended _dl_find_object _rtld_global "
+        "_rtld_global_ro",
         "starts processes": "system popen fork vfork _Fork clone clone3 posix_spawn posix_spawnp execve execv execvp "
         "execvpe execl execlp execle execveat fexecve daemon wordexp",
         "ends the process": "exit _exit _Exit quick_exit on_exit kill killpg raise tgkill pthread_kill",
@@ -140,7 +141,7 @@ _REFUSED_LIBC = {
         "nice pthread_setaffinity_np pthread_setschedparam setrlimit setrlimit64 prlimit prlimit64 prctl arch_prctl "
         "personality setuid setgid setreuid setresuid unshare setns chroot mount umount ptsname clock_settime "
         "settimeofday adjtime adjtimex",
-        "changes the environment": "setenv putenv unsetenv clearenv",
+        "changes the environment": "setenv putenv unsetenv clearenv environ __environ _environ",
         "replaces the allocator": "mallopt __malloc_hook __free_hook __realloc_hook malloc_trim",
     }.items()
     for name in names.split()

@@ -1,4 +1,4 @@
-"""Where an agent's shell runs: `docker` isolates, `process` does not."""
+"""Where an agent's shell runs: `docker` and `bubblewrap` isolate, `process` does not."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ async def open_sandbox(config: SandboxConfig, workdir: Path) -> ShellSandbox:
         from sandbox.backends.process import open_process_sandbox
 
         return await open_process_sandbox(config, workdir)
+    if config.backend == "bubblewrap":
+        from sandbox.backends.bubblewrap import open_bubblewrap_sandbox
+
+        return await open_bubblewrap_sandbox(config, workdir)
     from sandbox.backends.docker import open_docker_sandbox
 
     return await open_docker_sandbox(config, workdir)
@@ -35,6 +39,10 @@ async def warm_up(config: SandboxConfig) -> None:
         from sandbox.backends.docker import pool_of
 
         await asyncio.to_thread(pool_of(config).fill)
+    elif config.backend == "bubblewrap":
+        from sandbox.backends.bubblewrap import check
+
+        await asyncio.to_thread(check, config)
 
 
 def close_pools() -> None:

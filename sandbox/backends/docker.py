@@ -52,8 +52,9 @@ _ENGINE_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestExce
 
 HOW_TO_START = (
     "Start it (`sudo systemctl start docker`, or `scripts/start_docker.sh` where nothing starts services), check that "
-    "this user may use its socket (group `docker`), or set sandbox.backend=process, which needs no engine but runs "
-    "the policy's commands as the current user without any isolation: for trusted code only."
+    "this user may use its socket (group `docker`), or set sandbox.backend=bubblewrap, which isolates without an "
+    "engine. sandbox.backend=process needs neither, but runs the policy's commands as the current user without any "
+    "isolation: for trusted code only."
 )
 
 

@@ -1,4 +1,4 @@
-"""The `host-rootfs` image: links and accounts only, no registry; programs are this host's, mounted read-only."""
+"""The root of a sandbox made of this host: links and accounts of its own, programs mounted read-only; no registry."""
 
 from __future__ import annotations
 
@@ -17,21 +17,32 @@ AGENT_UID = 64_001
 def image_tar() -> bytes:
     """A few kilobytes: what `docker import` makes the image from. The same host gives the same bytes."""
     buffer = io.BytesIO()
-    accounts = [("root", 0, "/root"), ("agent", AGENT_UID, "/tmp")]
-    if os.getuid() not in (0, AGENT_UID):
-        accounts.append(("host", os.getuid(), "/tmp"))
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, mode in (("usr", 0o755), ("etc", 0o755), ("sandbox", 0o755), ("tmp", 0o1777)):
             _add(tar, name, tarfile.DIRTYPE, mode)  # a tmpfs takes over the mode of the directory it covers
-        for name in TOP_LEVEL:
-            path = Path("/", name)
-            if path.is_symlink():
-                _add(tar, name, tarfile.SYMTYPE, 0o777, link=os.readlink(path))
-        passwd = "".join(f"{name}:x:{uid}:{uid}::{home}:/bin/bash\n" for name, uid, home in accounts)
-        _add(tar, "etc/passwd", tarfile.REGTYPE, 0o644, text=passwd)
-        _add(tar, "etc/group", tarfile.REGTYPE, 0o644, text="".join(f"{name}:x:{uid}:\n" for name, uid, _ in accounts))
-        _add(tar, "etc/nsswitch.conf", tarfile.REGTYPE, 0o644, text="passwd: files\ngroup: files\nhosts: files\n")
+        for name, target in top_links().items():
+            _add(tar, name, tarfile.SYMTYPE, 0o777, link=target)
+        for name, text in accounts().items():
+            _add(tar, name, tarfile.REGTYPE, 0o644, text=text)
     return buffer.getvalue()
+
+
+def top_links() -> dict[str, str]:
+    """Names in the root that are links here (`bin` to `usr/bin`), and where they lead."""
+    paths = {name: Path("/", name) for name in TOP_LEVEL}
+    return {name: os.readlink(path) for name, path in paths.items() if path.is_symlink()}
+
+
+def accounts() -> dict[str, str]:
+    """Files of /etc that say who there is: root, the agent, and the user of the host's side."""
+    users = [("root", 0, "/root"), ("agent", AGENT_UID, "/tmp")]
+    if os.getuid() not in (0, AGENT_UID):
+        users.append(("host", os.getuid(), "/tmp"))
+    return {
+        "etc/passwd": "".join(f"{name}:x:{uid}:{uid}::{home}:/bin/bash\n" for name, uid, home in users),
+        "etc/group": "".join(f"{name}:x:{uid}:\n" for name, uid, _ in users),
+        "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    }
 
 
 def host_paths() -> list[str]:

@@ -11,8 +11,8 @@ Frames in both directions: 4 bytes of length (big endian), then that many bytes 
     {"op": "hold", "on": true}          time limits stand still while on: the command waits for something of ours
     {"op": "kill", "note": "..."}       kill every process; a running command ends with that note
 
-A reply carries the id with exit_code, output, truncated and seconds. While a command runs, a frame with "op": "tick"
-goes out every second, so that a dead far end can be told from a slow command.
+A reply carries the id with exit_code, output, truncated and seconds. A frame with "op": "tick" goes out
+at the start, and every second while a command runs, so that a dead far end can be told from a slow command.
 
 How a command's end is known: bash reads `command NUL mark NUL` from a pipe of its own, and only after the command has
 run does it read the mark and write it, with the exit status, to a control pipe. Neither pipe is open in the command's
@@ -193,6 +193,7 @@ class Server:
         self.selector.register(connection, selectors.EVENT_READ, self.receive)
 
     def run(self):
+        self.send({"op": "tick"})  # whoever started this knows now that it runs
         before = time.monotonic()
         while True:
             busy = any(session.job for session in self.sessions.values())

@@ -14,9 +14,12 @@ import mmap
 import os
 from typing import Any
 
+import numpy as np
+
 ALIGNMENT = 64
 TABLE_BYTES = 1 << 16
 _F_ADD_SEALS = 1033
+_MAX_PIECES = 1024  # of one system call
 _SEALS = 0x0001 | 0x0002 | 0x0004  # no more seals, no shrinking, no growing
 
 
@@ -81,6 +84,24 @@ _LIBC = _load_libc()
 def read_memory(pid: int, address: int, into: memoryview | bytearray | mmap.mmap, offset: int, num_bytes: int) -> None:
     """Copies bytes of process `pid` into `into[offset:]`. Raises MemoryAccessError."""
     _transfer(_LIBC.process_vm_readv, pid, address, into, offset, num_bytes)
+
+
+def read_elements(pid: int, addresses: np.ndarray, itemsize: int) -> bytes:
+    """The `itemsize` bytes at each of the uint64 `addresses` of process `pid`. Raises MemoryAccessError."""
+    into = bytearray(len(addresses) * itemsize)
+    if not into:
+        return bytes(into)
+    local = (ctypes.c_char * len(into)).from_buffer(into)
+    for start in range(0, len(addresses), _MAX_PIECES):
+        part = addresses[start : start + _MAX_PIECES]
+        pieces = np.empty((len(part), 2), np.uint64)
+        pieces[:, 0], pieces[:, 1] = part, itemsize
+        mine = _IoVec(ctypes.addressof(local) + start * itemsize, len(part) * itemsize)
+        theirs = ctypes.cast(pieces.ctypes.data, ctypes.POINTER(_IoVec))
+        if _LIBC.process_vm_readv(pid, ctypes.byref(mine), 1, theirs, len(part), 0) != len(part) * itemsize:
+            error = os.strerror(ctypes.get_errno())
+            raise MemoryAccessError(f"process {pid}, {len(part)} elements from {int(part[0]):#x} on: {error}")
+    return bytes(into)
 
 
 def write_memory(pid: int, address: int, data: bytearray) -> None:

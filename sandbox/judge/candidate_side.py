@@ -20,12 +20,16 @@ import numpy as np
 
 from sandbox.judge.arena import MemoryAccessError, span_bytes
 from sandbox.judge.compare import Expected
+from sandbox.judge.described import checked_outputs
 from sandbox.judge.oracle_side import OracleSide
+from sandbox.judge.shares import Shares
 from sandbox.judge.values import ITEMSIZE
 from sandbox.judge.worker import Region, Worker, WorkerDiedError, WorkerError, WorkerReplyError, WorkerTimeoutError
 from sandbox.types import Outcome
 
-_MAX_SPAN_FACTOR = 4
+_MAX_SPAN_FACTOR, _MAX_SPAN_BYTES = 4, 64 << 20
+"""A column of a matrix is an honest result; what is spread thinner than the factor and over more than the bytes is not
+read."""
 _DEVICE_TROUBLE = re.compile(r"AcceleratorError|OutOfMemoryError|CUDA|CUBLAS|cuDNN|out of memory", re.IGNORECASE)
 """Errors that a sick device, or one that somebody else has filled, can cause as well as a candidate."""
 
@@ -73,6 +77,12 @@ class CandidateSide:
                 "look for an endless loop, a dead lock or far too much work",
                 device_trouble=self.device == "cuda",
             )
+        if isinstance(error, WorkerDiedError) and error.by_filter:
+            return RejectedError(
+                Outcome.REFUSED,
+                f"{phase}: the process made a system call that no kernel needs (processes, sockets, signals, other "
+                f"processes' memory) and was killed\n{error.stderr.strip()}".rstrip(),
+            )
         if isinstance(error, WorkerDiedError):
             text = (
                 f"{phase}: the process was {error.reason}"
@@ -84,6 +94,13 @@ class CandidateSide:
             text += f"\n{error.stderr.strip()}" if error.stderr else ""
             return RejectedError(Outcome.RUNTIME_ERROR, text, device_trouble=self.device == "cuda")
         assert isinstance(error, WorkerReplyError)
+        if error.kind == "ForeignOperatorError":
+            text = f"{phase}: {error.message}; torch may only allocate, view and copy tensors, compute in kernels/"
+            return RejectedError(Outcome.REFUSED, f"{text}\n{error.traceback}".rstrip())
+        try:
+            self.observed(error.observed)
+        except RejectedError as refusal:  # what it tried says more than what became of it
+            return refusal
         if error.kind == "contract":
             return RejectedError(Outcome.RUNTIME_ERROR, f"{phase}: {error.message}")
         return RejectedError(
@@ -118,26 +135,37 @@ class CandidateSide:
         self.device_ms = device_times(reply)
         return seconds
 
+    def go_watched(self, phase: str, shares: Shares, goal: int) -> None:
+        """As `go`, but stopped again and again to see whose code runs: no time is taken."""
+        with _Stopwatch(self):
+            try:
+                deadline = time.monotonic() + self.timeout_s - self.used_s
+                self.worker.send({"op": "go"})
+                self.worker.resume()
+                shares.watch(self.worker, deadline - time.monotonic(), goal)
+                self.worker.receive(deadline=deadline)
+            except WorkerError as error:
+                raise self.rejection(error, phase) from error
+        self.worker.stop()
+
     def describe(self) -> list[dict[str, Any]]:
         """What the outputs of the batch are, by the candidate's own word; checked against memory by the caller."""
         self.worker.resume()
         reply = self.ask({"op": "describe"}, "describe")
-        outputs = reply.get("outputs")
         try:
             self.input_regions = [Region(int(start), int(end)) for start, end in reply["input_ranges"]]
-        except (KeyError, TypeError, ValueError):
-            outputs = None
-        if not isinstance(outputs, list):
-            raise RejectedError(Outcome.REFUSED, "the candidate's process does not keep to the protocol")
-        return outputs
+            return checked_outputs(reply.get("outputs"))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise RejectedError(Outcome.REFUSED, "the candidate's process does not keep to the protocol") from error
 
     def collect(self, call: int) -> list[dict[str, Any]]:
         """Leaves of one call of a timed batch, copied out of the GPU."""
         self.worker.resume()
-        leaves = self.ask({"op": "collect", "call": call}, "collect").get("leaves")
-        if not isinstance(leaves, list):
-            raise RejectedError(Outcome.REFUSED, "the candidate's process does not keep to the protocol")
-        return leaves
+        said = self.ask({"op": "collect", "call": call}, "collect")
+        try:
+            return checked_outputs([said])[0]["leaves"]
+        except ValueError as error:
+            raise RejectedError(Outcome.REFUSED, str(error)) from error
 
     def overwrite_outputs(self, byte: int) -> None:
         """On a GPU: destroys the results of the batch where they lie."""
@@ -223,7 +251,7 @@ def check_leaf(leaf: dict[str, Any], expected: Expected, path: str) -> None:
         )
     itemsize = ITEMSIZE[leaf["dtype"]]
     dense = itemsize * int(np.prod(shape))
-    if span_bytes(leaf, itemsize) > _MAX_SPAN_FACTOR * dense + 4096:
+    if span_bytes(leaf, itemsize) > max(_MAX_SPAN_FACTOR * dense, _MAX_SPAN_BYTES):
         raise RejectedError(
             Outcome.WRONG, f"{path} is spread too thinly over memory (strides {stride}); return a contiguous tensor"
         )

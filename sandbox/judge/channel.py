@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import json
+import select
 import socket
 import struct
 import time
@@ -78,6 +79,12 @@ class Channel:
         if not isinstance(message, dict):
             raise ProtocolError(f"a frame holds a {type(message).__name__} where an object was expected")
         return message
+
+    def has_message(self) -> bool:
+        """Whether something has come, or the other side is gone."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(0))
 
     def take_fds(self) -> list[int]:
         """Descriptors that came with the messages read so far; the caller owns them."""

@@ -18,6 +18,7 @@ from sandbox.judge.arena import MemoryAccessError, read_memory, span_bytes, writ
 from sandbox.judge.candidate_side import CandidateSide, RejectedError, check_leaf
 from sandbox.judge.compare import compare_structure, compare_tensor
 from sandbox.judge.oracle_side import Answer, OracleSide
+from sandbox.judge.sharing import refuse_shared_calls, refuse_shared_outputs
 from sandbox.judge.values import ITEMSIZE
 from sandbox.types import Outcome
 
@@ -152,7 +153,7 @@ class Checker:
                 )
             self._index += 1
             outputs.append(self.compare(one, answers[-1], f"check {self._index} ({label})"))
-        self._check_memory(outputs, answers)
+        refuse_shared_outputs(self._candidate, outputs, answers)
         if overwrite and self._candidate.device == "cuda":
             self._candidate.overwrite_outputs(_OVERWRITE)
         elif overwrite:
@@ -200,17 +201,32 @@ class Checker:
         Their addresses come from the arena's table, their layout from the checks: the candidate's process says
         nothing in between.
         """
+        leaves = self.timed_outputs(num_calls)[chosen]
+        if self._candidate.device == "cuda":
+            leaves = self._copied_out(leaves, self._candidate.collect(chosen))
+        return [self._candidate.read_leaf(leaf) for leaf in leaves]
+
+    def timed_outputs(self, num_calls: int) -> list[list[dict[str, Any]]]:
+        """Where the outputs of each call of a batch lie, by the arena's table; no two calls may share memory."""
         count = len(self._leaves)
         table = np.frombuffer(self._candidate.worker.arena.memory, dtype=np.uint64)  # type: ignore[union-attr]
         addresses = table[: num_calls * count].reshape(num_calls, count)
         spans = [span_bytes(leaf, ITEMSIZE[leaf["dtype"]]) for leaf in self._leaves]
-        _refuse_shared(addresses, spans, self._candidate)
-        leaves = [
-            leaf | {"address": int(address)} for leaf, address in zip(self._leaves, addresses[chosen], strict=True)
+        refuse_shared_calls(addresses, spans, self._candidate)
+        return [
+            [leaf | {"address": int(address)} for leaf, address in zip(self._leaves, row, strict=True)]
+            for row in addresses
         ]
-        if self._candidate.device == "cuda":
-            leaves = self._copied_out(leaves, self._candidate.collect(chosen))
-        return [self._candidate.read_leaf(leaf) for leaf in leaves]
+
+    @property
+    def output_bytes(self) -> int:
+        """Memory that one call's outputs take."""
+        return sum(span_bytes(leaf, ITEMSIZE[leaf["dtype"]]) for leaf in self._leaves)
+
+    @property
+    def leaves(self) -> list[dict[str, Any]]:
+        """Shapes, types and strides of a call's outputs, as the checks saw them."""
+        return self._leaves
 
     def _copied_out(self, expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """What a timed call returned, as it was copied out: laid out as in the checks, from where the table says."""
@@ -237,29 +253,6 @@ class Checker:
                     "the checks, so look for work that is skipped, cached or unfinished",
                 )
 
-    def _check_memory(self, outputs: list[list[dict[str, Any]]], answers: list[Answer]) -> None:
-        """Results of different calls, and inputs and results, must not share memory."""
-        seen: list[tuple[int, int]] = []
-        for output, answer in zip(outputs, answers, strict=True):
-            mine = []
-            for leaf, aliases in zip(output, answer.aliases, strict=True):
-                start = leaf.get("device_address", leaf["address"])
-                end = start + span_bytes(leaf, ITEMSIZE[leaf["dtype"]])
-                if start == end:
-                    continue
-                if self._candidate.holds_inputs(start, end):
-                    if not aliases:
-                        raise RejectedError(Outcome.WRONG, "an output is a view of an input; return memory of its own")
-                    continue
-                if any(start < other_end and end > other_start for other_start, other_end in seen):
-                    raise RejectedError(
-                        Outcome.WRONG,
-                        "two calls of ModelNew returned the same memory, so the second "
-                        "result overwrites the first; allocate the output in every call",
-                    )
-                mine.append((start, end))
-            seen += mine
-
     def _overwrite(self, output: list[dict[str, Any]]) -> None:
         """Destroys a result the candidate may have kept, so that only a fresh computation can be right again."""
         for leaf in output:
@@ -270,17 +263,3 @@ class Checker:
                     write_memory(self._candidate.worker.pid, leaf["address"], bytearray([_OVERWRITE]) * num_bytes)
                 except MemoryAccessError as error:
                     raise RejectedError(Outcome.WRONG, f"an output lies in read-only memory: {error}") from error
-
-
-def _refuse_shared(addresses: np.ndarray, spans: list[int], candidate: CandidateSide) -> None:
-    """Results of the calls of one timed batch must not overlap; views of inputs were judged in the checks."""
-    blocks = sorted(
-        (int(address), int(address) + span)
-        for row in addresses
-        for address, span in zip(row, spans, strict=True)
-        if span and not candidate.holds_inputs(int(address), int(address) + span)
-    )
-    if any(start < end for (_, end), (start, _) in zip(blocks, blocks[1:], strict=False)):
-        raise RejectedError(
-            Outcome.WRONG, "timed calls of ModelNew returned the same memory; allocate the output in every call"
-        )

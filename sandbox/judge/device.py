@@ -33,7 +33,8 @@ from sandbox.judge.fits import check_fits
 from sandbox.judge.hygiene import Bounds
 from sandbox.judge.oracle_side import OracleSide, new_seed
 from sandbox.judge.ownwork import refuse_observed
-from sandbox.judge.run import Run, time_pair
+from sandbox.judge.pair import time_pair
+from sandbox.judge.run import Run
 from sandbox.judge.spec import DeviceSpec
 from sandbox.judge.worker import Worker, WorkerError
 from sandbox.judge.zygote import Kind, Zygote
@@ -109,6 +110,10 @@ class DeviceJudge:
                 with self._hold_quiet(oracle_worker, candidate_worker):
                     candidate_series, eager_series = run.time()
                 run.verify_timed()
+                if run.shares is not None:
+                    details["shares"] = run.shares.to_json()
+                    if self._config.protocol == "hardened":
+                        run.check_shares(candidate_series)
                 if self._spec.kind == "cuda":
                     details["outside_ms"] = run.outside_ms
                     if self._config.protocol == "hardened":

@@ -6,6 +6,7 @@ supervisor's own checks do not depend on them. They turn honest mistakes and pla
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from typing import Any
@@ -90,6 +91,7 @@ class TamperRecord:
             text = self._describe(event, arguments)
             if text is not None:
                 self._events.append(text)
+                os.write(2, f"{text}\n".encode(errors="replace"))  # the call itself may be this process's last
         finally:
             self._busy = False
 

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
+from sandbox import seccomp
 from sandbox.bindings import load_module
 from sandbox.judge.channel import Channel
 from sandbox.judge.observe import BlockedFunctional, OperatorRecord, TamperRecord
+from sandbox.judge.oplock import ForeignOperatorError, OperatorLock
 from sandbox.judge.placement import Placement, make_placement, settle_allocator
 from sandbox.judge.serving import ModelServer, answer_until_closed
 from sandbox.judge.values import unflatten, unpack_tensors
@@ -41,6 +43,8 @@ class CandidateServer(ModelServer):
         self._protocol = "hardened"
         self._operators = OperatorRecord()
         self._tampering = TamperRecord()
+        # what a CUDA context needs is not known well enough to filter it, and a GPU's batches run torch's own fills
+        self._lock = OperatorLock() if placement.kind == "cpu" else None
 
     def do_load(self, message: dict[str, Any]) -> dict[str, Any]:
         """Loads the extension module, then model_new.py."""
@@ -78,6 +82,8 @@ class CandidateServer(ModelServer):
         self._parameters = [state[name] for name in weights]
         self._instance = instance
         self.models["candidate"] = instance
+        if self._lock is not None and self._protocol == "hardened":
+            self._lock.close()
         gc.collect()
         gc.freeze()
         return self.observations()
@@ -99,6 +105,9 @@ class CandidateServer(ModelServer):
         tampering = self._tampering.events() + self.placement.tampering()
         return {"operators": self._operators.counts(), "tampering": tampering}
 
+    def describe_error(self, error: BaseException) -> dict[str, Any]:
+        return _describe_error(error) | self.observations()
+
     def _weights(self, leaves: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         return {leaf["name"]: self.tensor_at(leaf["offset"], leaf) for leaf in leaves}
 
@@ -106,9 +115,10 @@ class CandidateServer(ModelServer):
 def serve(channel: Channel, device: str) -> None:
     """Answers until the supervisor hangs up. Every failure of the candidate, its exits too, goes back as an `error`."""
     settle_allocator()
-    answer_until_closed(
-        channel, CandidateServer(channel, make_placement(device)), _describe_error, caught=BaseException
-    )
+    server = CandidateServer(channel, make_placement(device))
+    if device == "cpu":
+        seccomp.restrict("candidate")
+    answer_until_closed(channel, server, server.describe_error, caught=BaseException)
 
 
 def _check_state(state: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]) -> None:
@@ -131,5 +141,7 @@ def _describe_error(error: BaseException) -> dict[str, Any]:
     if isinstance(error, CandidateError):
         return {"type": "contract", "message": str(error), "traceback": ""}
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "sandbox/judge" not in frame.filename]
+    if isinstance(error, ForeignOperatorError):  # what torch does on the way to an operator helps nobody
+        frames = [frame for frame in frames if frame.filename.endswith("model_new.py")]
     lines = "".join(traceback.format_list(frames[-4:]))
     return {"type": type(error).__name__, "message": str(error)[:_MAX_TRACEBACK], "traceback": lines[-_MAX_TRACEBACK:]}

@@ -36,6 +36,8 @@ _DRAW_BUDGET_S = 0.12
 _MAX_TIMING_S = 8.0
 _MIX_BLOCKS = 8
 _NUM_EMPTY = 7
+GPU_WARMUP_MS = 300.0
+"""A GPU's clock frequency takes longer to rise than a core's."""
 _GPU_WARMUP_BATCHES = 4
 """Then batches of nothing raise the clock frequency: inputs take longer to copy than to use."""
 _LEAST_OWN_SHARE = 0.25
@@ -92,6 +94,8 @@ class Contender:
     """On a GPU, the same by the supervisor's clock."""
     blank_s: list[float] = field(default_factory=list)
     overhead_s: float = 0.0
+    warm_s: float = 0.0
+    """Seconds a call, as the warm-up's last batch read."""
     num_calls: int = 1
 
 
@@ -197,6 +201,7 @@ def warm_up(contenders: list[Contender], slots: list[int], *, warmup_ms: float) 
             spent, runs = spent + last, runs + 1
             each = max(last - contender.overhead_s, _LEAST_OWN_SHARE * last) / contender.num_calls
             contender.num_calls = max(1, min(len(slots), math.ceil(TARGET_BATCH_S / each)))
+            contender.warm_s = each
         contender.blank_s.clear()
         for _ in range(_NUM_EMPTY):
             time_blank(contender)
@@ -207,8 +212,9 @@ def plan_rounds(rounds: int, round_s: float) -> int:
     return max(3, min(rounds, int(_MAX_TIMING_S / max(round_s, 1e-6))))
 
 
-def shuffled(contenders: list[Contender]) -> list[Contender]:
-    order = list(contenders)
+def shuffled(things: list[Any]) -> list[Any]:
+    """In an order that nobody can foresee."""
+    order = list(things)
     for index in range(len(order) - 1, 0, -1):
         other = secrets.randbelow(index + 1)
         order[index], order[other] = order[other], order[index]

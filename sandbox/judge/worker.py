@@ -36,6 +36,8 @@ class WorkerReplyError(WorkerError):
         self.kind = str(error.get("type"))
         self.message = str(error.get("message"))[:2000]
         self.traceback = str(error.get("traceback", ""))[:3000]
+        self.observed = {name: error.get(name) for name in ("operators", "tampering")}
+        """What the process said of itself beside its failure."""
 
 
 class WorkerDiedError(WorkerError):
@@ -48,6 +50,8 @@ class WorkerDiedError(WorkerError):
             self.reason = f"exited with status {os.waitstatus_to_exitcode(status)}"
         super().__init__(self.reason)
         self.stderr = stderr
+        self.by_filter = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS
+        """Its last act was a system call that seccomp.py does not allow."""
 
 
 class WorkerTimeoutError(WorkerError):
@@ -176,15 +180,12 @@ class Worker:
         itemsize = ITEMSIZE[leaf["dtype"]]
         shape, stride = tuple(leaf["shape"]), tuple(step * itemsize for step in leaf["stride"])
         if 0 in shape:
-            return np.zeros(shape, dtype=_numpy_dtype(leaf["dtype"]))
+            return np.zeros(shape, dtype=numpy_dtype(leaf["dtype"]))
         num_bytes = itemsize + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         buffer = bytearray(num_bytes)
         read_memory(self.pid, leaf["address"], buffer, 0, num_bytes)
-        flat = np.frombuffer(buffer, dtype=_numpy_dtype(leaf["dtype"]))
-        array = np.lib.stride_tricks.as_strided(flat, shape=shape, strides=stride)
-        if leaf["dtype"] == "bfloat16":
-            return (array.astype(np.uint32) << 16).view(np.float32)
-        return array
+        flat = np.frombuffer(buffer, dtype=numpy_dtype(leaf["dtype"]))
+        return widen(np.lib.stride_tricks.as_strided(flat, shape=shape, strides=stride), leaf["dtype"])
 
     def kill(self) -> int:
         """Kills the process group (and whatever its user left behind) and reaps the worker; its status."""
@@ -226,5 +227,11 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-def _numpy_dtype(name: str) -> Any:
+def numpy_dtype(name: str) -> Any:
+    """NumPy's type for the bytes of a torch type."""
     return np.dtype({"bfloat16": "uint16"}.get(name, name))
+
+
+def widen(array: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 for the bits of bfloat16; other types as they are."""
+    return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else array

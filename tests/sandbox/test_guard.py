@@ -72,6 +72,10 @@ def test_words_in_comments_and_strings_decide_nothing():
         "from torch import compile",
         "from torch import ops",
         "from . import model",
+        "from torch.nn import modules",
+        "from torch import autograd",
+        "from typing import get_type_hints",
+        "from functools import singledispatch",
         "from dataclasses import sys",
         "from torch import *",
         "from os import path",
@@ -128,6 +132,19 @@ def test_imports_on_the_list_pass(line):
         "self.forward.__globals__",
         "getattr(self, '__dict__')",
         "().__class__.__base__.__subclasses__()",
+        "t = torch",
+        "(lambda t: t)(torch)",
+        "t = nn.modules",
+        "t = nn.modules.module",
+        "f = getattr",
+        "list(map(getattr, [input], ['_C']))",
+        "getattr(input, 'o' + 's')",
+        "k = type",
+        "type('T', (), {})",
+        "__annotations__ = {}",
+        "nn.modules.module.torch.compile(self)",
+        "input._evaluate()",
+        "input._C",
         "frame.f_back",
         "y.__class__ = Lazy",
         "nn.modules.module.torch._C",
@@ -148,6 +165,14 @@ def test_reaching_past_tensors_is_refused(line):
         "w = self.linear.weight.detach()",
         "vector = [value for value in input.shape]",
         "y = torch.relu(y)",
+        "w = getattr(self, f'weight_{3}')",
+        "setattr(self, 'k' + str(2), 1)",
+        "same = type(y) is torch.Tensor",
+        "self.kernels = cpp_kernels",
+        "half = getattr(torch, 'float16')",
+        "p = nn.modules.linear.Linear(2, 2)",
+        "e = torch.special.erf(y)",
+        "y = torch.flatten(y)",
     ],
 )
 def test_honest_lines_pass_and_operators_are_left_to_the_judge(line):
@@ -161,6 +186,30 @@ def test_overriding_what_the_judge_relies_on_is_refused(method):
     model = MODEL + f"\n    def {method}(self, *args, **kwargs):\n        return None\n"
     assert f"overrides {method}" in (refusal(model=model) or "")
     assert f"overrides {method}" in (refusal(model=MODEL + f"\n    {method} = None\n") or "")
+
+
+def test_a_name_may_not_stand_for_a_module_before_or_instead_of_its_import():
+    late = (
+        MODEL.replace("import torch\n", "import torch\n\ndef early():\n    return late\n\n")
+        + "\nimport torch as late\n"
+    )
+    assert "uses the module torch as a value" in (refusal(model=late) or "")
+    disguised = in_forward("getattr(self, 'o' + 's')").replace(
+        "import torch\n", "import torch\nimport torch as self\n", 1
+    )
+    assert refusal(model=disguised)
+
+
+def test_every_module_within_reach_of_torch_is_known_as_one():
+    """What is no value to a model has to be named as a module, whatever torch is installed."""
+    import types
+
+    import torch
+
+    for root, path in ((torch, "torch"), (torch.nn, "torch.nn"), (torch.nn.modules, "torch.nn.modules")):
+        for name, value in vars(root).items():
+            if isinstance(value, types.ModuleType) and f"{path}.{name}" != "torch.nn":
+                assert refusal(model=in_forward(f"t = {path}.{name}")), f"{path}.{name}"
 
 
 def test_a_missing_model_class_or_extension_is_refused():

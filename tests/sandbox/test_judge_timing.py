@@ -8,7 +8,7 @@ import pytest
 
 from sandbox.config import JudgeConfig
 from sandbox.judge.candidate_side import RejectedError
-from sandbox.judge.run import Run
+from sandbox.judge.rounds import Rounds
 from sandbox.judge.timing import Contender, Series, middle_mean, time_batch
 from sandbox.types import DeviceError, Outcome
 
@@ -50,10 +50,11 @@ def test_events_that_say_nothing_are_our_trouble(events_ms):
         time_batch(gpu_contender(events_ms), [0, 1, 2, 3])
 
 
-def compared(candidate: tuple[list[float], list[float]], eager: tuple[list[float], list[float]]) -> Run:
+def compared(candidate: tuple[list[float], list[float]], eager: tuple[list[float], list[float]]) -> Rounds:
     """`candidate` and `eager`: milliseconds of rounds by the events and by the supervisor's clock."""
-    side, oracle = SimpleNamespace(protocol="hardened", device="cuda"), SimpleNamespace(device="cuda")
-    run = Run(JudgeConfig(device="cuda"), oracle, side, {})  # type: ignore[arg-type]
+    oracle = SimpleNamespace(device="cuda", layout=SimpleNamespace(slots=[]))
+    side, checker = SimpleNamespace(protocol="hardened", device="cuda"), SimpleNamespace(mutates=False)
+    run = Rounds(JudgeConfig(device="cuda"), oracle, side, checker, None)  # type: ignore[arg-type]
     contenders = []
     for events, outside in (candidate, eager):
         contender = gpu_contender([1.0] * 4)

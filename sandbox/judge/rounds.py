@@ -1,0 +1,216 @@
+"""The timed rounds of one judgement: candidate and eager on the same fresh inputs, and all that keeps an eye on them.
+
+round:   [watched batch] and [candidate batch][eager batch] in random order; somewhere also one observed batch
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import secrets
+
+import numpy as np
+
+from sandbox.config import JudgeConfig
+from sandbox.judge import timing
+from sandbox.judge.arena import MemoryAccessError
+from sandbox.judge.candidate_side import CandidateSide, RejectedError
+from sandbox.judge.checks import Checker
+from sandbox.judge.oracle_side import OracleSide
+from sandbox.judge.shares import WANTED, Shares
+from sandbox.judge.spots import SpotChecks
+from sandbox.types import DeviceError, Outcome
+
+_MAX_VERIFIED_OUTPUTS = 2
+_OBSERVED_CALLS, _OBSERVED_S, _OBSERVED_BYTES = 5, 0.5, 256 << 20
+"""At least so many where they take no longer and their results no more memory: a few buffers that take turns show also
+where a batch is one or two calls."""
+_SLOW_S, _WATCHED_WHEN_SLOW = 0.05, 3
+"""Of calls that take longer than that, so many rounds are watched, otherwise all."""
+_WATCHED_BATCHES, _MORE_WATCHED = 3, 20
+"""At most in a round; and as often again afterwards where it is not clear whose work it is."""
+_CLOCKS_AGREE, _CLOCK_SLACK_MS = 0.8, 0.03
+"""Events and the supervisor's clock may differ by so much, and by what a round trip varies."""
+
+
+class Rounds:
+    """Runs them, and keeps what is to be verified afterwards."""
+
+    def __init__(
+        self, config: JudgeConfig, oracle: OracleSide, candidate: CandidateSide, checker: Checker, shares: Shares | None
+    ) -> None:
+        self._config = config
+        self._oracle = oracle
+        self._candidate = candidate
+        self._checker = checker
+        self._shares = shares
+        self._mutates = checker.mutates
+        self._slots = timing.Slots(oracle, rounds=config.timed_rounds)
+        self._every = list(range(len(oracle.layout.slots)))
+        self.snapshots: list[tuple[int, list[np.ndarray]]] = []
+        """Inputs in the oracle and outputs of timed calls, to be compared in full."""
+        self.spots: SpotChecks | None = None
+        self.outside_ms: dict[str, dict[str, float]] = {}
+        """On a GPU, times by the supervisor's clock."""
+
+    def run(self) -> tuple[timing.Series, timing.Series]:
+        """Times of candidate and eager, a value a round. Raises RejectedError, DeviceError."""
+        eager, candidate = timing.oracle_contender(self._oracle, "eager"), self._contender()
+        if self._oracle.device == "cpu" and not self._mutates and self._checker.leaves:
+            self.spots = SpotChecks(self._oracle, self._candidate.worker.pid)
+        self._slots.fill_all()
+        for contender in (candidate, eager):
+            timing.measure_overhead(contender)
+        warmup_ms = max(self._config.warmup_ms, timing.GPU_WARMUP_MS if self._oracle.device == "cuda" else 0.0)
+        timing.warm_up([candidate, eager], self._every, warmup_ms=warmup_ms)
+        rounds = timing.plan_rounds(self._config.timed_rounds, 3 * timing.TARGET_BATCH_S)
+        observed, verified = secrets.randbelow(rounds), _some(rounds, _MAX_VERIFIED_OUTPUTS)
+        watched = _some(rounds, rounds if candidate.warm_s < _SLOW_S else _WATCHED_WHEN_SLOW)
+        for index in range(rounds):
+            steps = [functools.partial(self._round, candidate, eager, verify=index in verified)]
+            if index == observed:
+                steps.append(functools.partial(self._observed_batch, candidate))
+            if index in watched and self._shares is not None:
+                wanted = math.ceil(WANTED / len(watched))
+                steps.append(functools.partial(self._watched_batches, candidate, self._shares, wanted))
+            for step in timing.shuffled(steps):
+                step()
+        if self._shares is not None:
+            self._decide_whose_work(candidate, self._shares)
+        if self._oracle.device == "cuda":
+            self._compare_clocks(candidate, eager)
+        return candidate.series, eager.series
+
+    def _round(
+        self,
+        candidate: timing.Contender,
+        eager: timing.Contender,
+        *,
+        verify: bool,
+    ) -> None:
+        """Fresh inputs, both contenders in random order, one output of the candidate's kept for verification."""
+        count = max(candidate.num_calls, eager.num_calls)
+        used = secrets.SystemRandom().sample(self._every, count)
+        self._slots.refresh(used)
+        mine = used[: candidate.num_calls]
+        # first the last call of a batch, where work put off to other threads is unfinished; then any call
+        chosen = secrets.randbelow(len(mine)) if self.snapshots else len(mine) - 1
+        key = self._oracle.adopt(mine[chosen]) if verify else None
+        order = [candidate, eager] if self._mutates else timing.shuffled([candidate, eager])
+        # any of the candidate's calls may be among eager's, whose answers the spot checks take
+        theirs = used[: eager.num_calls] if self._mutates else secrets.SystemRandom().sample(used, eager.num_calls)
+        if self.spots is not None:
+            self.spots.begin(used, self._checker.leaves)
+        for contender in order:
+            contender.series.values_ms.append(timing.time_batch(contender, mine if contender is candidate else theirs))
+            if contender is candidate:
+                self._after_batch(mine, chosen, key)
+            elif self.spots is not None:
+                self.spots.eager(theirs)
+            contender.after()
+        if self.spots is not None:
+            self.spots.end()
+
+    def _observed_batch(self, candidate: timing.Contender) -> None:
+        """A batch among the timed ones that is not counted: here operators are recorded, as in the checks."""
+        several = min(
+            len(self._every),
+            _OBSERVED_CALLS if self._oracle.device == "cpu" else 1,
+            int(_OBSERVED_S / max(candidate.warm_s, 1e-6)),
+            _OBSERVED_BYTES // max(1, self._checker.output_bytes),
+        )
+        used = secrets.SystemRandom().sample(self._every, max(candidate.num_calls, several))
+        self._slots.refresh(used)
+        self._candidate.worker.resume()
+        self._candidate.prepare(self._oracle, used, observe=True)
+        candidate.go()
+        self._checker.timed_outputs(len(used))
+        self._candidate.describe()
+        self._candidate.release()
+        self._candidate.worker.stop()
+
+    def _watched_batches(self, candidate: timing.Contender, shares: Shares, wanted: int) -> None:
+        """Batches like those that are timed, looked at from outside until `wanted` more samples have been had.
+
+        Every watched round gets its part, so that none is safe.
+        """
+        goal = shares.num_computing + wanted
+        for _ in range(_WATCHED_BATCHES):
+            used = secrets.SystemRandom().sample(self._every, candidate.num_calls)
+            self._slots.refresh(used)
+            candidate.ready(used)
+            self._candidate.go_watched("ModelNew.forward", shares, goal)
+            candidate.after()
+            if shares.num_computing >= goal:
+                return
+
+    def _decide_whose_work(self, candidate: timing.Contender, shares: Shares) -> None:
+        for _ in range(_MORE_WATCHED):
+            if not shares.is_undecided(self._config.own_share_floor, min(candidate.series.values_ms)):
+                return
+            self._watched_batches(candidate, shares, WANTED)
+
+    def _contender(self) -> timing.Contender:
+        side, oracle = self._candidate, self._oracle
+
+        def ready(batch: list[int]) -> None:
+            side.worker.resume()
+            side.prepare(oracle, batch, observe=False)
+
+        def ready_blank(num_calls: int) -> None:
+            side.worker.resume()
+            side.prepare_blank(num_calls)
+
+        def go() -> tuple[float, list[float]]:
+            oracle.worker.stop()
+            try:
+                return side.go("ModelNew.forward, timed"), side.device_ms
+            finally:
+                oracle.worker.resume()
+
+        def after() -> None:
+            side.worker.resume()
+            side.release()
+            side.worker.stop()  # its threads may still spin, and eager is timed next
+
+        return timing.Contender(side.worker, ready, go, after, ready_blank if side.device == "cuda" else None)
+
+    def _after_batch(self, batch: list[int], chosen: int, key: int | None) -> None:
+        """Reads what was timed, while the candidate is stopped."""
+        side = self._candidate
+        looked_at = [batch[chosen]] if side.device == "cuda" else batch  # all would take longer to copy than to time
+        if not self._mutates and not side.inputs_unchanged(self._oracle, looked_at):
+            raise RejectedError(Outcome.WRONG, "a timed call of ModelNew.forward changed its inputs")
+        if self.spots is not None:
+            try:
+                self.spots.candidate(batch, self._checker.timed_outputs(len(batch)))
+            except MemoryAccessError as error:
+                text = f"a timed call's output cannot be read: {error}"
+                raise RejectedError(Outcome.RUNTIME_ERROR, text) from error
+        if key is not None:
+            self.snapshots.append((key, self._checker.snapshot(chosen, len(batch))))
+
+    def _compare_clocks(self, candidate: timing.Contender, eager: timing.Contender) -> None:
+        """The device's events against the supervisor's clock, which sees all that the device does.
+
+        Raises DeviceError where they cannot both be right, RejectedError where a candidate's calls take longer than
+        torch's current stream knows of.
+        """
+        self.outside_ms = {"candidate": candidate.outside.to_json(), "eager": eager.outside.to_json()}
+        for contender in (eager, candidate):
+            outside, device = contender.outside.median_ms, contender.series.median_ms
+            if outside < _CLOCKS_AGREE * device - _CLOCK_SLACK_MS:
+                raise DeviceError(f"the supervisor's clock says {outside:.4g} ms a call, the device's {device:.4g} ms")
+        # the fastest round: a busy host makes some slow, work that events do not see makes all slow
+        outside, device = min(candidate.outside.values_ms), candidate.series.median_ms
+        if outside > device / _CLOCKS_AGREE + _CLOCK_SLACK_MS:
+            raise RejectedError(
+                Outcome.REFUSED,
+                f"a call takes {outside:.4g} ms until the device is idle, and {device:.4g} ms on torch's current "
+                "stream; enqueue all work on that stream",
+                device_trouble=True,
+            )
+
+
+def _some(rounds: int, count: int) -> set[int]:
+    return set(secrets.SystemRandom().sample(range(rounds), min(count, rounds)))

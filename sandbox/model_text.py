@@ -1,0 +1,235 @@
+"""What model_new.py may say: which modules it imports and how far it reaches into them. Read as a syntax tree.
+
+Every module that Python has loaded is a few attributes away from `torch`, the judge's own among them. So a module can
+be used in one way only: as the start of a dotted name, whose every part is looked at. It is no value that could be
+kept under another name, passed on, or asked for an attribute whose name is computed.
+"""
+
+from __future__ import annotations
+
+import ast
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+ALLOWED_IMPORTS = _words(
+    "torch torch.nn math typing dataclasses functools itertools collections collections.abc enum __future__"
+)
+_REFUSED_NAMES = _words("exec eval compile open __import__ globals locals vars breakpoint memoryview exit quit")
+_LOOKUPS = _words("getattr setattr delattr hasattr")
+_REFUSED_MEMBERS = {
+    "torch": _words(
+        "compile jit ops classes library utils hub load save overrides multiprocessing distributed testing fx export "
+        "func profiler package serialization from_file monitor set_num_threads set_num_interop_threads "
+        "use_deterministic_algorithms set_default_device cuda accelerator backends get_rng_state set_rng_state random "
+        "manual_seed seed initial_seed default_generator torch"
+    ),
+    "typing": _words("get_type_hints ForwardRef evaluate_forward_ref"),  # they evaluate strings
+    "functools": _words("singledispatch singledispatchmethod"),  # so do these, of annotations
+}
+"""What compiles, loads, patches, steers or evaluates; torch's operators are left to the judge's record of what ran."""
+_FOREIGN_MODULES = _words(
+    "sys os builtins bltns ctypes inspect importlib types threading gc subprocess socket platform textwrap re "
+    "stdlib_re abc copyreg contextlib warnings traceback _sys _os _weakref weakref operator copy keyword np glob"
+)
+_MODULES_OF_TORCH = _words(
+    "accelerator amp ao autograd backends classes compiler cpp cpu cuda distributed distributions export fft func "
+    "functional functools futures fx hub jit library linalg masked math monitor mps mtia multiprocessing nested nn "
+    "ops optim overrides package profiler quantization quasirandom random return_types serialization signal sparse "
+    "special storage testing torch_version utils version windows xpu"
+)
+_MODULES_OF_NN = _words(
+    "activation adaptive attention batchnorm channelshuffle clip_grad collections comm common_types container conv "
+    "convert_parameters dataclasses distance distributed dropout dynamic flatten fold functional functools fusion "
+    "grad init instancenorm intrinsic lazy linear linear_cross_entropy_options loss math memory_format module modules "
+    "normalization padding parallel parameter parametrizations parametrize pixelshuffle pooling qat quantizable "
+    "quantized rnn scatter_gather sparse stateless transformer upsampling utils"
+)
+"""Parts of a dotted name that are no values: modules in torch, and anywhere below torch.nn."""
+_ALLOWED_DUNDERS = _words("__init__ __name__ __class__ __doc__ __len__ __post_init__ __version__ __qualname__")
+_DUNDER_NAMES = _words("__name__ __class__ __slots__ __all__ __doc__ __version__ __author__ __constants__ __debug__")
+_REFUSED_METHODS = _words(
+    "load_state_dict state_dict _load_from_state_dict _save_to_state_dict named_parameters named_buffers parameters "
+    "buffers _call_impl _wrapped_call_impl __torch_function__ __torch_dispatch__ __getattribute__ __del__ __reduce__ "
+    "__reduce_ex__ __setstate__ __getstate__"
+)
+_INTERNALS = _words(
+    "f_back f_locals f_globals f_code gi_frame cr_frame ag_frame tb_frame tb_next co_code mro _evaluate _C"
+)
+
+
+def check_model(source: str, extension: str) -> str | None:
+    """`model_new.py:line: problem`, or None; `extension` is the name of the module of kernels."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        return f"model_new.py:{error.lineno or 1}: is not Python: {error.msg}"
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"model_new.py: cannot be parsed: {error}"
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "ModelNew"]
+    if not classes:
+        return "model_new.py defines no class ModelNew at its top level"
+    imports = _Imports(extension)
+    visitor = _ModelVisitor(imports)
+    try:
+        imports.visit(tree)  # first, all of them: a name may be used above its import
+        visitor.visit(tree)
+    except RecursionError:
+        return "model_new.py: its expressions nest too deeply"
+    if imports.problem or visitor.problem:
+        return imports.problem or visitor.problem
+    if not imports.uses_extension:
+        return f"model_new.py does not import {extension}; the work has to be done by kernels of your own in kernels/"
+    return None
+
+
+class _Visitor(ast.NodeVisitor):
+    """Keeps the first problem, with its line."""
+
+    problem: str | None = None
+
+    def refuse(self, node: ast.stmt | ast.expr, problem: str) -> None:
+        if self.problem is None:
+            self.problem = f"model_new.py:{node.lineno}: {problem}"
+
+
+class _Imports(_Visitor):
+    """Which names stand for modules."""
+
+    def __init__(self, extension: str) -> None:
+        self.extension = extension
+        self.modules: dict[str, str] = {}
+        self.uses_extension = False
+        self._allowed = ALLOWED_IMPORTS | {extension}
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if alias.name not in self._allowed:
+                return self.refuse(node, self._problem(alias.name))
+            name = alias.name if alias.asname else alias.name.split(".")[0]
+            self.modules[alias.asname or name] = name
+            self.uses_extension |= alias.name == self.extension
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        module = node.module or ""
+        if node.level or module not in self._allowed:
+            return self.refuse(node, self._problem("." * node.level + module))
+        self.uses_extension |= module == self.extension
+        for alias in node.names:
+            if f"{module}.{alias.name}" in self._allowed:
+                self.modules[alias.asname or alias.name] = f"{module}.{alias.name}"
+            elif module == "torch.nn" and alias.name == "functional":
+                self.refuse(node, self._problem("torch.nn.functional"))
+            elif alias.name == "*" or self.is_refused(module, alias.name) or self.is_module(module, alias.name):
+                self.refuse(node, f"imports {alias.name} from {module}; name what you need of it, and not modules")
+
+    def is_refused(self, module: str, name: str) -> bool:
+        """Whether the member `name` of a module, or of something below one, is out of bounds."""
+        if module == self.extension:
+            return _is_dunder(name)
+        root, last = module.split(".")[0], module.split(".")[-1]
+        if name in _FOREIGN_MODULES or name in _REFUSED_MEMBERS.get(last, ()):
+            return True
+        if root != "torch":
+            return name.startswith("_")
+        return name == "torch" or (name.startswith("_") and not _is_dunder(name))
+
+    def is_module(self, module: str, name: str) -> bool:
+        if module.split(".")[0] != "torch":
+            return False
+        return name in _MODULES_OF_TORCH or (module != "torch" and name in _MODULES_OF_NN)
+
+    def _problem(self, name: str) -> str:
+        allowed = ", ".join(sorted(self._allowed - {"__future__", "collections.abc"}))
+        return f"imports {name}; allowed: {allowed}"
+
+
+class _ModelVisitor(_Visitor):
+    """Everything but the imports."""
+
+    def __init__(self, imports: _Imports) -> None:
+        self._imports = imports
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        module = self._module_of(node.value)
+        if module is not None and self._imports.is_module(module, node.attr):
+            self._refuse_value(node, f"{module}.{node.attr}")
+        self._check_attribute(node)
+
+    def _check_attribute(self, node: ast.Attribute) -> None:
+        module = self._module_of(node.value)
+        if module is not None and self._imports.is_refused(module, node.attr):
+            self.refuse(node, f"uses {module}.{node.attr}; of {module}, only what builds and holds tensors is allowed")
+        elif node.attr in _INTERNALS or (_is_dunder(node.attr) and node.attr not in _ALLOWED_DUNDERS):
+            self.refuse(node, f"uses the attribute {node.attr}; a model needs no interpreter internals")
+        elif isinstance(node.ctx, (ast.Store, ast.Del)) and (module is not None or node.attr == "__class__"):
+            self.refuse(node, f"assigns to {module or 'an object'}.{node.attr}; patching is tampering")
+        self._visit_base(node.value)
+
+    def _visit_base(self, node: ast.expr) -> None:
+        """What stands before a dot: here, and only here, it may be a module."""
+        if isinstance(node, ast.Attribute):
+            self._check_attribute(node)
+        elif not (isinstance(node, ast.Name) and node.id in self._imports.modules):
+            self.visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        module = self._imports.modules.get(node.id)
+        if node.id in _REFUSED_NAMES or (_is_dunder(node.id) and node.id not in _DUNDER_NAMES):
+            self.refuse(node, f"uses {node.id}")
+        elif node.id in _LOOKUPS or node.id == "type":
+            self.refuse(node, f"uses {node.id} as a value; call it where you need it")
+        elif module is not None and module != self._imports.extension and isinstance(node.ctx, ast.Load):
+            self._refuse_value(node, module)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = node.func.id if isinstance(node.func, ast.Name) else None
+        if name == "type" and len(node.args) == 1 and not node.keywords:
+            self.visit(node.args[0])
+        elif name in _LOOKUPS and len(node.args) > 1:
+            self._check_lookup(node, name)
+        else:
+            self.generic_visit(node)
+
+    def _check_lookup(self, node: ast.Call, name: str) -> None:
+        """getattr(object, "name") is object.name; a computed name only ever of `self`."""
+        target, key, *rest = node.args
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            context = ast.Load() if name in ("getattr", "hasattr") else ast.Store()
+            self.visit_Attribute(ast.copy_location(ast.Attribute(target, key.value, context), node))
+        elif not (isinstance(target, ast.Name) and target.id == "self" and "self" not in self._imports.modules):
+            self.refuse(node, f"calls {name} with a computed name; write the attribute out")
+        else:
+            self.visit(key)
+        for argument in [*rest, *(keyword.value for keyword in node.keywords)]:
+            self.visit(argument)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for item in node.body:
+            names = (
+                [item.name]
+                if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef))
+                else [target.id for target in getattr(item, "targets", []) if isinstance(target, ast.Name)]
+            )
+            refused = next((name for name in names if name in _REFUSED_METHODS), None)
+            if refused is not None:
+                self.refuse(item, f"class {node.name} overrides {refused}; the judge relies on torch's own")
+        self.generic_visit(node)
+
+    def _module_of(self, node: ast.expr) -> str | None:
+        """Name of the imported module, or attribute path below one, that an expression spells out."""
+        if isinstance(node, ast.Name):
+            return self._imports.modules.get(node.id)
+        if isinstance(node, ast.Attribute):
+            base = self._module_of(node.value)
+            return f"{base}.{node.attr}" if base is not None else None
+        return None
+
+    def _refuse_value(self, node: ast.expr, module: str) -> None:
+        self.refuse(node, f"uses the module {module} as a value; write out what you need of it, as in {module}.name")
+
+
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
