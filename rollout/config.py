@@ -19,10 +19,13 @@ class DialogueConfig(Config):
     max_context_tokens: int = Field(default=2048, gt=0)
     max_reply_tokens: int = Field(default=512, gt=0)
     max_seconds: float = Field(default=600.0, gt=0)
+    """Wall time; it stands still while the judge makes the dialogue wait."""
+    max_sandbox_seconds: float = Field(default=3600.0, gt=0)
+    """Of all commands in the sandbox together; one command has sandbox.command_timeout_s."""
     temperature: float = Field(default=1.0, ge=0)
     prompt: str = "compact"
     """`compact`: a few lines, for small models. `full`: the skill's SKILL.md. Or a path to a jinja2 template."""
-    parser: Literal["qwen3_coder", "hermes", "react"] = "qwen3_coder"
+    parser: Literal["qwen3_coder", "hermes", "llama", "react"] = "qwen3_coder"
     """How tool calls are written in the policy's text."""
     max_observation_chars: int | None = Field(default=None, gt=0)
     """One tool result is cut in its middle to this length. None: max_context_tokens / 4, at most 30,000."""

@@ -20,6 +20,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"  # the context is full
     MAX_SECONDS = "max_seconds"
+    MAX_SANDBOX_SECONDS = "max_sandbox_seconds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

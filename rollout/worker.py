@@ -127,6 +127,8 @@ class RolloutWorker:
                 max_chars=config.observation_chars,
                 full=config.prompt != "compact",
                 home=sandbox.home,
+                max_sandbox_s=config.max_sandbox_seconds,
+                ask=service.answer,
                 judgements=service.judgements,
                 raise_failure=service.raise_failure,
             )
