@@ -5,7 +5,6 @@ Neither Ray nor an engine is needed: the replies are on record.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import json
@@ -60,8 +59,8 @@ async def replay_trajectory(run_dir: Path, trajectory_id: str) -> Comparison:
 def find_trajectory(folder: RunFolder, trajectory_id: str) -> Trajectory:
     """From the run's own store or that of one of its evaluations. Raises ConfigError with ids that are near."""
     known: list[str] = []
-    for path in (folder.store, *sorted(folder.evaluations.glob("*/store"))):
-        with contextlib.suppress(FileNotFoundError), TrajectoryStore(path, writable=False) as store:
+    for path in filter(Path.is_dir, (folder.store, *sorted(folder.evaluations.glob("*/store")))):
+        with TrajectoryStore(path, writable=False) as store:
             if trajectory_id in store:
                 return store.get(trajectory_id)
             known += store.ids()

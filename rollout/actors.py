@@ -22,6 +22,7 @@ from rollout.config import DialogueConfig, EngineConfig
 from rollout.engine import VllmEngine
 from rollout.policy import TokenPolicy
 from rollout.router import EngineRouter
+from rollout.scripted_engine import ScriptedEngine
 from rollout.types import Completion, EngineError, Policy, RolloutError, SamplingParams, Trajectory
 from rollout.weights import WeightsPackage
 from rollout.worker import RolloutWorker
@@ -35,11 +36,15 @@ MAX_CONCURRENT_REQUESTS = 4096
 
 
 class _EngineProcess:
-    """Builds a VllmEngine inside the actor's process; forwards."""
+    """Builds an engine inside the actor's process; forwards."""
 
     def __init__(self, model_dir: str, config: EngineConfig) -> None:
         # Starting, which can fail, is not done here: Ray turns that into a dead actor without its exception.
-        self._make = partial(VllmEngine, model_dir, config)
+        self._make: Callable[[], VllmEngine | ScriptedEngine] = (
+            partial(VllmEngine, model_dir, config)
+            if config.scripted is None
+            else partial(ScriptedEngine, model_dir, config.scripted)
+        )
         self._engine = self._make()
         self._was_started = False
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from rollout.scripted_load import TurnLoad
 from sandbox.config import Config
 
 
@@ -68,6 +69,9 @@ class EngineConfig(Config):
     request_timeout_s: float = Field(default=1800.0, gt=0)
     """Wall time of one generate call, waiting and pauses included; only a hung engine should reach it."""
     seed: int = 0
+    scripted: TurnLoad | None = None
+    """Instead of vLLM an engine that plays replies with such times: for measuring the flow, and for breaking it. What
+    is learned from them means nothing."""
 
 
 class StoreConfig(Config):

@@ -17,8 +17,9 @@ class Config(BaseModel):
 class SandboxConfig(Config):
     """An agent's shell."""
 
-    backend: Literal["docker", "process"] = "docker"
-    """`process` runs commands as the current user without isolation: for trusted code only."""
+    backend: Literal["docker", "process", "files"] = "docker"
+    """`process` runs commands as the current user without isolation: for trusted code only. `files` runs none: bash is
+    refused, files can be read and written; for measuring the flow apart from shells."""
     image: str = "host-rootfs"
     """`host-rootfs` needs no registry: an empty image with this machine's /usr, /lib and environment read-only."""
     warm_containers: int = Field(default=2, ge=0)

@@ -9,9 +9,9 @@ from rollout.tools import ToolBox, agent_tools, answer_tools
 from rollout.tools.base import cut_middle
 from rollout.tools.schema import Parameter, ToolSchema, check_call
 from rollout.tools.search import glob_to_regex
-from rollout.tools.workspace import WorkdirFiles
 from rollout.types import ToolCall
 from sandbox.backends import open_sandbox
+from sandbox.backends.files_only import FilesSandbox
 from sandbox.config import SandboxConfig
 from sandbox.types import DeviceError
 
@@ -262,7 +262,7 @@ async def test_trouble_of_the_sandbox_is_raised_not_observed(tools: ToolBox, san
 async def test_a_single_turn_answer_may_only_write(tmp_path: Path) -> None:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "model.py").write_text("x")
-    files = WorkdirFiles(tmp_path)
+    files = FilesSandbox(tmp_path)
     tools = answer_tools(files, max_chars=500)
     assert await act(tools, "write", path="kernels/k.cpp", content="int a;") == "created kernels/k.cpp"
     assert await act(tools, "write", path="kernels/k.cpp", content="int b;") == "wrote kernels/k.cpp"
