@@ -6,6 +6,7 @@ driver ──run(task, …)──► RolloutActor x N ──generate(token ids)�
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -30,6 +31,8 @@ from sandbox.backends import warm_up
 from sandbox.config import SandboxConfig
 from sandbox.quiet import QuietLease
 from sandbox.types import Judge, Task
+
+logger = logging.getLogger(__name__)
 
 MAX_CONCURRENT_REQUESTS = 4096
 """Of one engine actor; vLLM queues what it cannot run at once."""
@@ -217,3 +220,26 @@ def start_rollout_actors(
         actor = RolloutActor.options(**options)
         actors.append(actor.remote(packed, sandbox_config, skill, quiet_dir=quiet_dir, scratch_dir=scratch_dir))
     return actors
+
+
+async def watch_actors(handles: Sequence[Any], *, silence_s: float, on_silent: Callable[[], None]) -> None:
+    """Ends actors that give no sign of life for `silence_s` (stopped, swapped out, stuck in a system call), for ever.
+
+    Ray restarts them under the same handle, and what was under way in them is lost and repeated: a process that is
+    gone is noticed by itself, one that is merely silent never would be. `on_silent` counts.
+    """
+    await asyncio.gather(*(_watch(handle, silence_s, on_silent) for handle in handles))
+
+
+async def _watch(handle: Any, silence_s: float, on_silent: Callable[[], None]) -> None:
+    while True:
+        try:
+            async with asyncio.timeout(silence_s):
+                await call(handle.process_ids)
+        except TimeoutError:
+            on_silent()
+            logger.warning("an actor gave no sign of life for %g s and is started again", silence_s)
+            ray.kill(handle, no_restart=False)
+        except RolloutError:
+            pass  # it died, and is being restarted
+        await asyncio.sleep(silence_s / 4)
