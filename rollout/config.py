@@ -48,8 +48,8 @@ class RolloutConfig(Config):
     max_retries: int = Field(default=3, ge=0)
     """Repeats of one (task, sample) after trouble of ours before the run stops with an error."""
     silence_s: float = Field(default=180.0, gt=0)
-    """A rollout actor or engine that gives no sign of life for so long is ended and started again. Longer than any timed
-    section, in which it stands still."""
+    """A rollout actor or engine that gives no sign of life for so long is ended and started again. In a timed section
+    it stands still, so this has to be longer."""
     max_drops_in_a_row: int = Field(default=64, gt=0)
     """Trajectories that cannot be trained on, none of them fit in between, before the run stops with an error."""
 

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from jaxagent.flow.measure import Flow, FlowActors
 from jaxagent.flow.process_tree import cpu_seconds, proportional_bytes, resident_bytes
 from jaxagent.flow.simulate import FlowPlan, FlowResult, simulate
@@ -35,9 +37,10 @@ STALENESS = (0, 1, 4)
 TARGET_OF_BOUND = 0.9
 TARGET_CPU_MS = 5.0
 TARGET_GROWTH = 0.02
-"""Of the long-lived processes' memory between the middle and the end of a run."""
+"""Of the lasting processes' memory, from the third quarter of a run to the fourth."""
 THINK_S, THINK_SIGMA = 10.0, 0.3
-LONG_LIVED = ("ray::_RolloutProcess", "ray::_EngineProcess", "raylet", "gcs_server", "python")
+LASTING = ("ray::_", "raylet", "gcs_server")
+"""Processes beside this one that live as long as the run: what may not grow."""
 
 
 def say(text: str) -> None:
@@ -96,66 +99,76 @@ async def turns_part(args: argparse.Namespace, actors: FlowActors, scratch: Path
         max_turns=args.turns, fixed_turns=True, sigma=THINK_SIGMA,
         median_turn_s=args.think / math.exp(THINK_SIGMA**2 / 2), seed=args.seed,
     )  # fmt: skip
-    rounds = args.rounds
-    plan = FlowPlan(load=load, slots=slots, batch_size=slots, updates=rounds, max_staleness=rounds, learner_s=0.0)
-    samples: list[dict[str, float]] = []
+    plan = FlowPlan(
+        load=load, slots=slots, batch_size=slots, updates=args.rounds, max_staleness=args.rounds, learner_s=0.0
+    )
     flow = Flow(plan, actors)
     await flow.warm_up()
-    empty, cpu_before, began = sum(proportional_bytes().values()), cpu_seconds(), time.monotonic()
-    done = 0
-
-    def count(trajectory: Trajectory) -> None:
-        nonlocal done
-        done += len(trajectory.turns)
-
-    watcher = asyncio.create_task(watch(samples, began, lambda: done, seconds=args.turns * args.think * rounds))
+    usage = Usage(every_s=max(args.turns * args.think * args.rounds / 20, 2.0))
     with tempfile.TemporaryDirectory(dir=scratch) as folder, TrajectoryStore(folder) as store:
-        await flow.run(store, on_accept=count)
+        async with usage:
+            await flow.run(store, on_accept=usage.count)
         stored_mb = sum(file.stat().st_size for file in Path(folder).iterdir()) / 1e6
-    watcher.cancel()
-    cpu_s, seconds = cpu_seconds() - cpu_before, time.monotonic() - began
     await flow.close()
-    full = max(samples, key=lambda sample: sample["pss"])
-    growth = growth_of(samples)
+    cpu_ms, growth = 1000 * usage.cpu_s / usage.turns, usage.growth()
     figures = {
         "dialogues": slots,
-        "turns": done,
+        "turns": usage.turns,
         "think_s": args.think,
-        "seconds": round(seconds, 1),
-        "cpu_ms_per_turn": round(1000 * cpu_s / done, 3),
-        "memory_mb_per_dialogue": round((full["pss"] - empty) / slots / 1e6, 3),
-        "memory_mb_before": round(empty / 1e6, 1),
-        "growth_second_half": None if growth is None else round(growth, 4),
+        "seconds": round(usage.seconds, 1),
+        "cpu_ms_per_turn": round(cpu_ms, 3),
+        "memory_mb_per_dialogue": round(usage.largest_bytes / slots / 1e6, 3),
+        "growth_fourth_quarter": None if growth is None else round(growth, 4),
         "store_mb": round(stored_mb, 1),
         "sandbox": actors.backend,
     }
     say(f"turns: {figures}")
-    targets: dict[str, Any] = {
-        "cpu_ms_per_turn": (1000 * cpu_s / done, TARGET_CPU_MS, 1000 * cpu_s / done <= TARGET_CPU_MS)
-    }
+    targets: dict[str, Any] = {"cpu_ms_per_turn": (cpu_ms, TARGET_CPU_MS, cpu_ms <= TARGET_CPU_MS)}
     if growth is not None:
-        targets["growth_second_half"] = (growth, TARGET_GROWTH, growth <= TARGET_GROWTH)
+        targets["growth_fourth_quarter"] = (growth, TARGET_GROWTH, growth <= TARGET_GROWTH)
     return {"turns": figures}, targets
 
 
-async def watch(samples: list[dict[str, float]], began: float, done: Any, *, seconds: float) -> None:
-    """Samples memory some twenty times over a run of about `seconds`."""
-    while True:
-        await asyncio.sleep(max(seconds / 20, 2.0))
-        resident = await asyncio.to_thread(resident_bytes)
-        pss = await asyncio.to_thread(proportional_bytes)
-        lasting = sum(size for name, size in resident.items() if name.startswith(LONG_LIVED))
-        samples.append({"seconds": time.monotonic() - began, "pss": sum(pss.values()), "lasting": lasting})
-        say(f"  {samples[-1]['seconds']:.0f} s: {done()} turns, {samples[-1]['pss'] / 1e6:.0f} MB")
+class Usage:
+    """CPU time and memory of this program's process tree while it is entered."""
 
+    def __init__(self, *, every_s: float) -> None:
+        self._every_s = every_s
+        self._lasting: list[int] = []
+        self.turns, self.largest_bytes, self.cpu_s, self.seconds = 0, 0, 0.0, 0.0
 
-def growth_of(samples: list[dict[str, float]]) -> float | None:
-    """Relative growth of the long-lived processes from the third quarter of a run to the fourth; None for few."""
-    if len(samples) < 8:
-        return None
-    quarter = len(samples) // 4
-    third, fourth = samples[-2 * quarter : -quarter], samples[-quarter:]
-    return sum(s["lasting"] for s in fourth) / sum(s["lasting"] for s in third) * len(third) / len(fourth) - 1.0
+    async def __aenter__(self) -> Usage:
+        self._empty = sum(proportional_bytes().values())
+        self._cpu_before, self._began = cpu_seconds(), time.monotonic()
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._watcher.cancel()
+        self.cpu_s, self.seconds = cpu_seconds() - self._cpu_before, time.monotonic() - self._began
+
+    def count(self, trajectory: Trajectory) -> None:
+        self.turns += len(trajectory.turns)
+
+    def growth(self) -> float | None:
+        """Relative growth of the lasting processes from a run's third quarter to its fourth; None for few samples."""
+        quarter = len(self._lasting) // 4
+        if quarter < 2:
+            return None
+        return sum(self._lasting[-quarter:]) / sum(self._lasting[-2 * quarter : -quarter]) - 1.0
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            total = await asyncio.to_thread(lambda: sum(proportional_bytes().values()))
+            self.largest_bytes = max(self.largest_bytes, total - self._empty)
+            resident = await asyncio.to_thread(resident_bytes)
+            lasting = sum(size for name, size in resident.items() if name.startswith(LASTING))
+            self._lasting.append(lasting + psutil.Process().memory_info().rss)
+            seconds = time.monotonic() - self._began
+            say(
+                f"  {seconds:.0f} s: {total / 1e6:.0f} MB in all, {self._lasting[-1] / 1e6:.0f} MB in lasting processes"
+            )
 
 
 async def main() -> int:

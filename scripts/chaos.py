@@ -55,6 +55,9 @@ async def main() -> int:
     except ChaosError as error:
         say(str(error))
         return 1
+    except asyncio.CancelledError:
+        say("stopped; the same command goes on with the run")
+        return 1
     proof = prove(root)
     for problem in proof.problems:
         say(f"PROBLEM {problem}")

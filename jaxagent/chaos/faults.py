@@ -106,7 +106,8 @@ async def _starve(pid: int) -> None:
 async def _fill_disk(pid: int, store: Path, seconds: float) -> None:
     newest = max(store.glob("log-*.bin"), default=None)
     limit = (newest.stat().st_size if newest else 0) + 64  # the next record does not fit
-    before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
         await asyncio.sleep(seconds)
     finally:

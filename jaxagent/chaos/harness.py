@@ -21,7 +21,7 @@ from typing import IO
 import psutil
 
 from jaxagent.chaos.faults import Fault, inflict
-from jaxagent.chaos.targets import find
+from jaxagent.chaos.targets import Kind, find
 from jaxagent.flow.process_tree import tree
 
 POLL_S = 0.5
@@ -80,12 +80,14 @@ class Harness:
     async def _next(self, fault: Fault) -> None:
         """Waits for the fault's moment and for a process of its kind, then inflicts it."""
         await self._sleep(fault.after_s)
-        waited = time.monotonic()
+        began = None
         while self._running() and not (pids := find(fault.kind, self._pid)):
-            if time.monotonic() - waited > ABSENT_S:
+            if began is None and find(Kind.ROLLOUT_ACTOR, self._pid):  # from here on all kinds should come
+                began = time.monotonic()
+            if began is not None and time.monotonic() - began > ABSENT_S:
                 self.inflicted.skipped.append(str(fault.kind))
                 return
-            await asyncio.sleep(POLL_S / 5)
+            await asyncio.sleep(POLL_S)
         if not self._running():
             return
         pid = await inflict(fault, pids, store=self._root / "store")
