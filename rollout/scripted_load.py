@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 
@@ -30,7 +29,11 @@ class TurnLoad(Config):
 
     def turn_seconds(self, session_id: str) -> tuple[float, ...]:
         """Seconds of each turn of the dialogue with that id."""
-        return _draw(self, session_id)
+        digest = hashlib.sha256(f"{self.seed}/{session_id}".encode()).digest()
+        random = np.random.default_rng(int.from_bytes(digest[:8], "big"))
+        drawn = int(random.geometric(1.0 / self.mean_turns))
+        num_turns = self.max_turns if self.fixed_turns else min(drawn, self.max_turns)
+        return tuple((self.median_turn_s * np.exp(self.sigma * random.standard_normal(num_turns))).tolist())
 
     @property
     def mean_trajectory_s(self) -> float:
@@ -38,12 +41,3 @@ class TurnLoad(Config):
         going_on = 1.0 - 1.0 / self.mean_turns
         turns = self.max_turns if self.fixed_turns else self.mean_turns * (1.0 - going_on**self.max_turns)
         return turns * self.median_turn_s * math.exp(self.sigma**2 / 2)
-
-
-@functools.lru_cache(maxsize=65_536)
-def _draw(load: TurnLoad, session_id: str) -> tuple[float, ...]:
-    digest = hashlib.sha256(f"{load.seed}/{session_id}".encode()).digest()
-    random = np.random.default_rng(int.from_bytes(digest[:8], "big"))
-    drawn = int(random.geometric(1.0 / load.mean_turns))
-    num_turns = load.max_turns if load.fixed_turns else min(drawn, load.max_turns)
-    return tuple((load.median_turn_s * np.exp(load.sigma * random.standard_normal(num_turns))).tolist())

@@ -104,7 +104,7 @@ def _encode_turns(turns: list[Turn], arrays: list[np.ndarray]) -> list[dict[str,
 
 def _decode_turns(records: list[dict[str, Any]], arrays: _ArrayReader) -> list[Turn]:
     names = ("prompt", "token_ids", "logprobs", "policy_versions", "routing")  # in the order they were put
-    taken = [{n: None if record[n] is None else arrays.take(record[n]) for n in names} for record in records]
+    taken = [{name: arrays.take(record[name]) for name in names if record[name] is not None} for record in records]
     prompts = _whole_prompts([(r["extends"], t["prompt"], t["token_ids"]) for r, t in zip(records, taken, strict=True)])
     turns: list[Turn] = []
     for record, own, prompt in zip(records, taken, prompts, strict=True):
@@ -115,7 +115,7 @@ def _decode_turns(records: list[dict[str, Any]], arrays: _ArrayReader) -> list[T
                 token_ids=own["token_ids"],
                 logprobs=own["logprobs"],
                 policy_versions=own["policy_versions"],
-                routing=own["routing"],
+                routing=own.get("routing"),
                 text=record["text"],
                 tool_calls=[ToolCall(**call) for call in record["tool_calls"]],
                 observations=record["observations"],

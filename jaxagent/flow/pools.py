@@ -70,7 +70,7 @@ class Pools(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolReport:
-    """Means over the steps after the first, which fills the pools."""
+    """Means over steps in the stride of the cluster: neither its first, which fill the pools, nor its last."""
 
     step_s: float
     engine_busy: float
@@ -111,24 +111,24 @@ def split(times: ServiceTimes, gpus: int, *, batch_size: int = 1024, max_stalene
 
 
 def simulate_pools(times: ServiceTimes, pools: Pools, *, steps: int = 3, seed: int = 0) -> PoolReport:
-    """Runs `steps` + 1 updates and reports on those after the first."""
-    return _Cluster(times, pools, steps + 1, seed).run()
+    """Runs the cluster until it is in its stride, then `steps` updates that are reported on; it goes on behind them."""
+    return _Cluster(times, pools, steps, seed).run()
 
 
 class _Cluster:
     """The state of one simulation."""
 
-    def __init__(self, times: ServiceTimes, pools: Pools, updates: int, seed: int) -> None:
+    def __init__(self, times: ServiceTimes, pools: Pools, steps: int, seed: int) -> None:
         self._times, self._pools = times, pools
         self._random = np.random.default_rng(seed)
         self._env = simpy.Environment()
         self._engines = [simpy.Resource(self._env, times.engine_sequences) for _ in range(pools.engines)]
         self._profilers = _Pool(self._env, pools.profilers)
         self._compilers = _Pool(self._env, pools.compile_cores)
-        self._window = TicketWindow(
-            batch_size=pools.batch_size, max_staleness=pools.max_staleness, limit=pools.batch_size * updates
-        )
-        self._updates, self._version = updates, 0
+        ahead = pools.max_staleness + 1
+        self._warm_updates, self._steps, self._version = ahead, steps, 0
+        limit = pools.batch_size * (2 * ahead + steps)
+        self._window = TicketWindow(batch_size=pools.batch_size, max_staleness=pools.max_staleness, limit=limit)
         self._changed = self._env.event()
         self._generating_s = self._learning_s = 0.0
 
@@ -136,11 +136,10 @@ class _Cluster:
         done = self._env.process(self._learner())
         self._dispatch()
         self._env.run(until=done)
-        seconds, steps = self._env.now - self._began, self._updates - 1
-        pools = self._pools
+        seconds, pools = self._env.now - self._began, self._pools
         room = pools.engines * self._times.engine_sequences
         return PoolReport(
-            step_s=seconds / steps,
+            step_s=seconds / self._steps,
             engine_busy=self._generating_s / (seconds * room),
             profiler_busy=self._profilers.busy_s / (seconds * pools.profilers),
             compile_busy=self._compilers.busy_s / (seconds * pools.compile_cores),
@@ -155,7 +154,7 @@ class _Cluster:
 
     def _learner(self) -> Generator[Any, Any, None]:
         step_s = demand(self._times, self._pools.batch_size)["learners"] / self._pools.learners
-        for update in range(self._updates):
+        for update in range(self._warm_updates + self._steps):
             while self._window.take(self._version) is None:
                 self._changed = self._env.event()
                 yield self._changed
@@ -164,7 +163,7 @@ class _Cluster:
             self._version += 1
             self._window.finish_update()
             self._dispatch()
-            if update == 0:
+            if update == self._warm_updates - 1:
                 self._measure_from_here()
 
     def _measure_from_here(self) -> None:
