@@ -23,7 +23,7 @@ from jaxagent.progress import Progress
 from jaxagent.tickets import Ticket
 from rollout.actors import EngineActor, call, engine_policy, start_rollout_actors, watch_actors
 from rollout.config import DialogueConfig
-from rollout.types import EngineError, Policy, Trajectory
+from rollout.types import EngineError, Policy, RolloutError, Trajectory
 from rollout.weights import WeightsPackage
 from sandbox.actors import RemoteJudge, start_judge
 from sandbox.quiet_registry import new_registry, remove_abandoned, remove_registry
@@ -116,7 +116,7 @@ class RolloutCluster:
             )
         )
         if any(dialogue.kind == "agentic" for dialogue in dialogues):
-            await asyncio.gather(*(call(actor.check_sandbox) for actor in self._rollout_actors))
+            await asyncio.gather(*(self._check_sandbox(actor) for actor in self._rollout_actors))
         watched = [*self._rollout_actors, *self._engines]
         self._watching = asyncio.create_task(
             watch_actors(watched, silence_s=config.rollout.silence_s, on_silent=self._count_silence)
@@ -163,6 +163,17 @@ class RolloutCluster:
             raise
         finally:
             self._under_way[index] -= 1
+
+    async def _check_sandbox(self, actor: Any) -> None:
+        """Raises SandboxUnavailableError; an actor that is lost meanwhile is asked again once Ray has restarted it."""
+        for attempt in range(self._config.rollout.max_retries + 1):
+            try:
+                return await call(actor.check_sandbox)
+            except RolloutError as error:
+                if attempt == self._config.rollout.max_retries:
+                    raise
+                logger.warning("a rollout actor was lost before its first rollout: %s", error)
+                await asyncio.sleep(min(2.0**attempt, 30.0))
 
     async def _publish_to(self, engine: Any, package: WeightsPackage) -> dict[str, Any]:
         try:

@@ -176,7 +176,8 @@ async def call(method: Any, *args: Any, died: type[RolloutError] = RolloutError,
     try:
         return await reference
     except asyncio.CancelledError:
-        ray.cancel(reference)
+        if ray.is_initialized():  # else Ray would start itself again, or join somebody else's cluster
+            ray.cancel(reference)
         raise
     except ray.exceptions.RayTaskError as error:
         # Ray wraps the exception in a class of its own; records and handlers downstream want the plain one.
