@@ -90,6 +90,23 @@ def started(policies, **options):
     )  # fmt: skip
 
 
+class NeverAnswers:
+    """What `actor.method` of a handle is, on a cluster that has been shut down meanwhile."""
+
+    def remote(self) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
+
+
+async def test_a_call_that_is_cancelled_after_ray_has_ended_does_not_start_it_again() -> None:
+    assert not ray.is_initialized()
+    calling = asyncio.create_task(call(NeverAnswers()))
+    await asyncio.sleep(0)
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    assert not ray.is_initialized()
+
+
 async def test_actors_run_many_dialogues_at_once_and_return_whole_trajectories(cluster, tmp_path: Path) -> None:
     actors = started(lambda number: {"expert": slow_expert}, scratch_dir=tmp_path / "w", quiet_dir=tmp_path / "q")
     pids = [pid for actor in actors for pid in await call(actor.process_ids)]
