@@ -154,7 +154,7 @@ def test_a_complete_run_is_proved_and_its_retries_are_counted(tmp_path: Path) ->
 
 def test_a_lost_trajectory_is_found(tmp_path: Path) -> None:
     problems = prove(written(tmp_path, skip="agentic-000005").root).problems
-    assert any("agentic: 1 of 32 trajectories are missing" in problem for problem in problems)
+    assert any("agentic: 1 of 160 trajectories are missing" in problem for problem in problems)
     assert any("agentic update 1: tickets [4, 6, 7]" in problem for problem in problems)
 
 
@@ -172,13 +172,13 @@ def test_a_token_staler_than_allowed_is_found(tmp_path: Path) -> None:
 def test_a_trajectory_in_two_manifests_or_in_none_is_found(tmp_path: Path) -> None:
     folder = written(tmp_path)
     tasks = resolve_tasks("synthetic:train")[:2]
-    extra = TicketOrder(tasks, stage="agentic", seed=0).ticket(32)
+    extra = TicketOrder(tasks, stage="agentic", seed=0).ticket(160)
     with TrajectoryStore(folder.store) as store:
-        store.append(trajectory(extra, "agentic", 8))
-        store.append_manifest("agentic", 8, ["agentic-000000"], 8)
+        store.append(trajectory(extra, "agentic", 40))
+        store.append_manifest("agentic", 40, ["agentic-000000"], 40)
     problems = prove(folder.root).problems
     assert any("in two manifests: ['agentic-000000']" in problem for problem in problems)
-    assert any("in no manifest and not dropped: ['agentic-000032']" in problem for problem in problems)
+    assert any("in no manifest and not dropped: ['agentic-000160']" in problem for problem in problems)
     assert any("trajectories too many" in problem for problem in problems)
 
 
@@ -189,7 +189,7 @@ def test_a_trajectory_in_two_manifests_or_in_none_is_found(tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", DEFAULT_KINDS)
 async def test_a_run_under_one_kind_of_fault_loses_and_repeats_nothing(tmp_path: Path, kind: Kind) -> None:
     said: list[str] = []
-    arguments = [str(CONFIG), "--runs_dir", str(tmp_path), "--name", "broken"]
+    arguments = [str(CONFIG), "--runs_dir", str(tmp_path), "--name", "broken", "--stages.agentic.updates", "8"]
     harness = Harness(arguments, tmp_path / "broken", say=said.append)
     inflicted = await harness.run(plan(1, kinds=[kind], mean_gap_s=8.0), number=3, limit_s=840, max_resumes=6)
     assert len(inflicted.faults) == 3, said
