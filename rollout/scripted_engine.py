@@ -18,13 +18,28 @@ from rollout.scripted_load import TurnLoad
 from rollout.types import Completion, EngineError, SamplingParams
 from rollout.weights import WeightsPackage
 
-_SOURCE = (
-    "// attempt {turn}\n" + 'extern "C" void scale(const float* x, float* y, long n) {{ y[0] = {turn} * x[0]; }}\n' * 4
-)
+_KERNEL = """\
+// {session}, attempt {turn}
+extern "C" void scale(const float* x, float* y, long n) {{
+  for (long i = 0; i < n; ++i) y[i] = {turn} * x[i];
+}}
+"""
+_MODEL = """\
+import torch
+import cpp_kernels
+
+
+class ModelNew(torch.nn.Module):  # {session}
+    def forward(self, x):
+        y = torch.empty_like(x)
+        cpp_kernels.scale(x, y, x.numel())
+        return y
+"""
 
 
 class ScriptedEngine:
-    """VllmEngine's methods over a TurnLoad. A dialogue writes a kernel, reads it, writes the next, and ends.
+    """VllmEngine's methods over a TurnLoad. A dialogue writes a kernel (which compiles and is wrong), the model that
+    calls it, reads, writes again, and ends.
 
     The turn is counted in the prompt, and so are a repeated dialogue's: the engine keeps no state of any.
     """
@@ -52,7 +67,8 @@ class ScriptedEngine:
         turn = min(self._chat.count_replies(prompt_token_ids), len(seconds) - 1)
         before = self._version
         await asyncio.sleep(seconds[turn])
-        token_ids = self._chat.encode_reply(self._text(turn, is_last=turn == len(seconds) - 1))[: params.max_tokens]
+        text = self._text(session_id, turn, is_last=turn == len(seconds) - 1)
+        token_ids = self._chat.encode_reply(text)[: params.max_tokens]
         versions = np.full(len(token_ids), self._version, np.int32)
         versions[: -(-len(token_ids) // 2)] = before
         ends_itself = int(token_ids[-1]) in params.stop_token_ids
@@ -79,11 +95,11 @@ class ScriptedEngine:
     async def close(self) -> None:
         self._chat = None
 
-    def _text(self, turn: int, *, is_last: bool) -> str:
+    def _text(self, session_id: str, turn: int, *, is_last: bool) -> str:
         if is_last:
             return "Done."
-        path = "kernels/k.cpp"
-        if turn % 2:
+        path, template = ("model_new.py", _MODEL) if turn == 1 else ("kernels/k.cpp", _KERNEL)
+        if turn > 1 and turn % 2:
             return "I read what there is now.\n" + self._parser.render("read", {"path": path})
-        source = _SOURCE.format(turn=turn)
-        return "I write the next kernel.\n" + self._parser.render("write", {"path": path, "content": source})
+        source = template.format(turn=turn, session=session_id)
+        return "I write the next file.\n" + self._parser.render("write", {"path": path, "content": source})
