@@ -35,7 +35,7 @@ def cluster():
     root = Path(__file__).parents[2]
     paths = os.pathsep.join([str(root), str(Path(__file__).parent)])
     ray.init(
-        num_cpus=2, include_dashboard=False, logging_level="ERROR", object_store_memory=200 << 20,
+        address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR", object_store_memory=200 << 20,
         runtime_env={"env_vars": {"PYTHONPATH": paths}},
     )  # fmt: skip
     yield
