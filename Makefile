@@ -3,7 +3,7 @@ PYTHON ?=
 CONFIG ?= configs/demo.yaml
 BIN := .venv/bin
 
-.PHONY: help setup demo test check lint test-slow redteam bench-judge lock clean
+.PHONY: help setup demo test check lint test-slow redteam chaos bench-judge bench-rollouts lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -34,6 +34,12 @@ lint: setup      ## ruff, pyright, import contracts
 
 check: lint      ## lint and the fast tests
 	$(BIN)/python -m pytest -m "not slow and not gpu and not docker and not ray and not vllm"
+
+bench-rollouts: setup ## asynchronous rollouts against their bound; CPU and memory of a turn (some 20 minutes)
+	@$(BIN)/python scripts/bench_rollouts.py
+
+chaos: setup     ## a run broken by 30 seeded faults, and the proof that nothing was lost (needs a Docker Engine)
+	@$(BIN)/python scripts/chaos.py
 
 lock: setup      ## rewrite requirements/cpu.lock from requirements/cpu.in
 	scripts/lock.sh

@@ -35,6 +35,7 @@ setup(
         "rich",
         "safetensors",
         "scipy",
+        "simpy",
         "tenacity",
         "tensorboardX",
         "torch",

@@ -118,6 +118,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add_model(commands)
 
+    replay = commands.add_parser("replay", help="run a stored trajectory's tool calls again and compare")
+    replay.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    replay.add_argument("--trajectory", required=True, metavar="ID", help="as the report shows it: agentic-000012")
+    replay.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
+    replay.set_defaults(run=run_replay)
+
     report = commands.add_parser("report", help="one HTML file with the curves and trajectories of runs")
     report.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
     report.add_argument("--open", action="store_true", help="show it in the browser")
@@ -211,6 +217,14 @@ def run_judge(arguments: argparse.Namespace) -> int:
         print(json.dumps(judgement.to_json()))
     else:
         print(f"{judgement.outcome}, reward {judgement.reward}\n{judgement.message}")
+    return DONE
+
+
+def run_replay(arguments: argparse.Namespace) -> int:
+    from jaxagent.commands.replay import describe, replay_trajectory, to_json
+
+    comparison = asyncio.run(replay_trajectory(arguments.run_dir, arguments.trajectory))
+    print(to_json(comparison) if arguments.json else "\n".join(describe(comparison)))
     return DONE
 
 

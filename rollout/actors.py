@@ -6,6 +6,7 @@ driver ──run(task, …)──► RolloutActor x N ──generate(token ids)�
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from rollout.config import DialogueConfig, EngineConfig
 from rollout.engine import VllmEngine
 from rollout.policy import TokenPolicy
 from rollout.router import EngineRouter
+from rollout.scripted_engine import ScriptedEngine
 from rollout.types import Completion, EngineError, Policy, RolloutError, SamplingParams, Trajectory
 from rollout.weights import WeightsPackage
 from rollout.worker import RolloutWorker
@@ -30,16 +32,22 @@ from sandbox.config import SandboxConfig
 from sandbox.quiet import QuietLease
 from sandbox.types import Judge, Task
 
+logger = logging.getLogger(__name__)
+
 MAX_CONCURRENT_REQUESTS = 4096
 """Of one engine actor; vLLM queues what it cannot run at once."""
 
 
 class _EngineProcess:
-    """Builds a VllmEngine inside the actor's process; forwards."""
+    """Builds an engine inside the actor's process; forwards."""
 
     def __init__(self, model_dir: str, config: EngineConfig) -> None:
         # Starting, which can fail, is not done here: Ray turns that into a dead actor without its exception.
-        self._make = partial(VllmEngine, model_dir, config)
+        self._make: Callable[[], VllmEngine | ScriptedEngine] = (
+            partial(VllmEngine, model_dir, config)
+            if config.scripted is None
+            else partial(ScriptedEngine, model_dir, config.scripted)
+        )
         self._engine = self._make()
         self._was_started = False
 
@@ -168,7 +176,8 @@ async def call(method: Any, *args: Any, died: type[RolloutError] = RolloutError,
     try:
         return await reference
     except asyncio.CancelledError:
-        ray.cancel(reference)
+        if ray.is_initialized():  # else Ray would start itself again, or join somebody else's cluster
+            ray.cancel(reference)
         raise
     except ray.exceptions.RayTaskError as error:
         # Ray wraps the exception in a class of its own; records and handlers downstream want the plain one.
@@ -212,3 +221,26 @@ def start_rollout_actors(
         actor = RolloutActor.options(**options)
         actors.append(actor.remote(packed, sandbox_config, skill, quiet_dir=quiet_dir, scratch_dir=scratch_dir))
     return actors
+
+
+async def watch_actors(handles: Sequence[Any], *, silence_s: float, on_silent: Callable[[], None]) -> None:
+    """Ends actors that give no sign of life for `silence_s` (stopped, swapped out, stuck in a system call), for ever.
+
+    Ray restarts them under the same handle, and what was under way in them is lost and repeated: a process that is
+    gone is noticed by itself, one that is merely silent never would be. `on_silent` counts.
+    """
+    await asyncio.gather(*(_watch(handle, silence_s, on_silent) for handle in handles))
+
+
+async def _watch(handle: Any, silence_s: float, on_silent: Callable[[], None]) -> None:
+    while True:
+        try:
+            async with asyncio.timeout(silence_s):
+                await call(handle.process_ids)
+        except TimeoutError:
+            on_silent()
+            logger.warning("an actor gave no sign of life for %g s and is started again", silence_s)
+            ray.kill(handle, no_restart=False)
+        except RolloutError:
+            pass  # it died, and is being restarted
+        await asyncio.sleep(silence_s / 4)

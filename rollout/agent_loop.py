@@ -23,6 +23,9 @@ class Tools(Protocol):
 
     judgements: Sequence[Judgement]
 
+    @property
+    def exhausted(self) -> bool: ...
+
     def check(self, call: ToolCall) -> ToolCall: ...
 
     async def act(self, call: ToolCall) -> str: ...
@@ -46,6 +49,7 @@ async def run_dialogue(
     MAX_TURNS    `max_turns` replies were given; the calls of the last one are still carried out
     MAX_TOKENS   the context has no room for another reply
     MAX_SECONDS  the wall time is over: a reply under way is discarded, a tool under way is stopped
+    MAX_SANDBOX_SECONDS  commands took `max_sandbox_seconds`: the one under way was killed, later ones not run
 
     `observations[i]` of a turn belongs to `tool_calls[i]`. A reply that was cut off at `max_reply_tokens` has one
     more, which says so: its complete calls are carried out, the rest is lost. A malformed call is not carried out
@@ -76,6 +80,8 @@ async def run_dialogue(
             return turns, StopReason.FINISHED
         if not in_time:
             return turns, StopReason.MAX_SECONDS
+        if tools.exhausted:
+            return turns, StopReason.MAX_SANDBOX_SECONDS
         if len(turns) < max_turns:
             dialogue.observe(turn.observations)
 

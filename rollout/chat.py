@@ -120,6 +120,11 @@ class ChatFormat:
         """Whether a reply ended with the format's own end token."""
         return len(token_ids) > 0 and int(token_ids[-1]) == self._close_id
 
+    def count_replies(self, prompt: np.ndarray) -> int:
+        """Replies in `prompt` ([P] int32), which ends with the next one's header; a message of results follows each."""
+        headers = int(np.count_nonzero(prompt == self._special(self._markup.open)))
+        return (headers - 2) // 2  # system (or none), user, header; then a reply's results and a header each
+
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids if text else []

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from rollout.scripted_load import TurnLoad
 from sandbox.config import Config
 
 
@@ -19,10 +20,13 @@ class DialogueConfig(Config):
     max_context_tokens: int = Field(default=2048, gt=0)
     max_reply_tokens: int = Field(default=512, gt=0)
     max_seconds: float = Field(default=600.0, gt=0)
+    """Wall time; it stands still while the judge makes the dialogue wait."""
+    max_sandbox_seconds: float = Field(default=3600.0, gt=0)
+    """Of all commands in the sandbox together; one command has sandbox.command_timeout_s."""
     temperature: float = Field(default=1.0, ge=0)
     prompt: str = "compact"
     """`compact`: a few lines, for small models. `full`: the skill's SKILL.md. Or a path to a jinja2 template."""
-    parser: Literal["qwen3_coder", "hermes", "react"] = "qwen3_coder"
+    parser: Literal["qwen3_coder", "hermes", "llama", "react"] = "qwen3_coder"
     """How tool calls are written in the policy's text."""
     max_observation_chars: int | None = Field(default=None, gt=0)
     """One tool result is cut in its middle to this length. None: max_context_tokens / 4, at most 30,000."""
@@ -43,6 +47,9 @@ class RolloutConfig(Config):
     trajectory. 0 is synchronous training."""
     max_retries: int = Field(default=3, ge=0)
     """Repeats of one (task, sample) after trouble of ours before the run stops with an error."""
+    silence_s: float = Field(default=180.0, gt=0)
+    """A rollout actor or engine that gives no sign of life for so long is ended and started again. In a timed section
+    it stands still, so this has to be longer."""
     max_drops_in_a_row: int = Field(default=64, gt=0)
     """Trajectories that cannot be trained on, none of them fit in between, before the run stops with an error."""
 
@@ -65,6 +72,9 @@ class EngineConfig(Config):
     request_timeout_s: float = Field(default=1800.0, gt=0)
     """Wall time of one generate call, waiting and pauses included; only a hung engine should reach it."""
     seed: int = 0
+    scripted: TurnLoad | None = None
+    """Instead of vLLM an engine that plays replies with such times: for measuring the flow, and for breaking it. What
+    is learned from them means nothing."""
 
 
 class StoreConfig(Config):

@@ -12,7 +12,7 @@ from rollout.parsers import make_parser
 from rollout.policy import least_reply
 from rollout.prompts import render_prompt
 from rollout.tools import ToolSchema, agent_tools, answer_tools
-from rollout.tools.workspace import WorkdirFiles
+from sandbox.backends.files_only import FilesSandbox
 from sandbox.config import SandboxConfig
 from sandbox.skill import Skill
 from sandbox.types import Task
@@ -45,7 +45,7 @@ def openings_too_long(
 def _tool_schemas(dialogue: DialogueConfig, sandbox_config: SandboxConfig) -> list[ToolSchema]:
     """Of the tools that such a dialogue offers; nothing is run with them here, so no shell is opened."""
     with tempfile.TemporaryDirectory(prefix="jaxagent-openings-") as folder:
-        files, max_chars = WorkdirFiles(Path(folder)), dialogue.observation_chars
+        files, max_chars = FilesSandbox(Path(folder)), dialogue.observation_chars
         if dialogue.kind == "single_turn":
             return answer_tools(files, max_chars=max_chars).schemas
         timeout_s = sandbox_config.command_timeout_s

@@ -103,18 +103,19 @@ def _encode_turns(turns: list[Turn], arrays: list[np.ndarray]) -> list[dict[str,
 
 
 def _decode_turns(records: list[dict[str, Any]], arrays: _ArrayReader) -> list[Turn]:
+    names = ("prompt", "token_ids", "logprobs", "policy_versions", "routing")  # in the order they were put
+    taken = [{name: arrays.take(record[name]) for name in names if record[name] is not None} for record in records]
+    prompts = _whole_prompts([(r["extends"], t["prompt"], t["token_ids"]) for r, t in zip(records, taken, strict=True)])
     turns: list[Turn] = []
-    for record in records:
-        prompt = arrays.take(record["prompt"])
-        context = _context(turns[-1]) if record["extends"] else None
+    for record, own, prompt in zip(records, taken, prompts, strict=True):
         judgement = record["judgement"]
         turns.append(
             Turn(
-                prompt_token_ids=prompt if context is None else np.concatenate((context, prompt)),
-                token_ids=arrays.take(record["token_ids"]),
-                logprobs=arrays.take(record["logprobs"]),
-                policy_versions=arrays.take(record["policy_versions"]),
-                routing=None if record["routing"] is None else arrays.take(record["routing"]),
+                prompt_token_ids=prompt,
+                token_ids=own["token_ids"],
+                logprobs=own["logprobs"],
+                policy_versions=own["policy_versions"],
+                routing=own.get("routing"),
                 text=record["text"],
                 tool_calls=[ToolCall(**call) for call in record["tool_calls"]],
                 observations=record["observations"],
@@ -123,6 +124,28 @@ def _decode_turns(records: list[dict[str, Any]], arrays: _ArrayReader) -> list[T
             )
         )
     return turns
+
+
+def _whole_prompts(parts: list[tuple[bool, np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+    """The prompt of every turn from (extends the turn before, what was added, output).
+
+    Prompts that extend one another are read-only views of one buffer: a dialogue takes its length, not its square.
+    """
+    prompts: list[np.ndarray] = []
+    start = 0
+    while start < len(parts):
+        end = start + 1
+        while end < len(parts) and parts[end][0]:
+            end += 1
+        if end - start == 1:
+            prompts.append(parts[start][1])
+        else:
+            pieces = [array for _, added, output in parts[start:end] for array in (added, output)][:-1]
+            buffer = np.concatenate(pieces)
+            buffer.flags.writeable = False
+            prompts += [buffer[:length] for length in np.cumsum([len(piece) for piece in pieces])[::2]]
+        start = end
+    return prompts
 
 
 def _context(turn: Turn) -> np.ndarray | None:

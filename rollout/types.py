@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"  # the context is full
     MAX_SECONDS = "max_seconds"
+    MAX_SANDBOX_SECONDS = "max_sandbox_seconds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,13 @@ class Trajectory:
     stop_reason: StopReason
     seconds: float = 0.0
     schema_version: int = SCHEMA_VERSION
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Trajectory], tuple[bytes]]:
+        """Crosses a process as it is stored: each prompt holds all turns before it, so as plain arrays a long dialogue
+        would take the square of its length (150 turns of 131,072 tokens: 40 MB instead of 2)."""
+        from rollout.trajectory_codec import decode_trajectory, encode_trajectory  # which is made of these types
+
+        return decode_trajectory, (encode_trajectory(self),)
 
     @property
     def oldest_version(self) -> int:

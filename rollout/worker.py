@@ -14,10 +14,10 @@ from rollout.config import DialogueConfig
 from rollout.parsers import make_parser
 from rollout.prompts import render_prompt
 from rollout.tools import ToolBox, agent_tools, answer_tools
-from rollout.tools.workspace import WorkdirFiles
 from rollout.types import Policy, StopReason, Trajectory, Turn
 from rollout.workdirs import remove_abandoned, temporary_workdir
 from sandbox.backends import open_sandbox
+from sandbox.backends.files_only import FilesSandbox
 from sandbox.config import SandboxConfig
 from sandbox.quiet import QuietLease
 from sandbox.service import WorkdirService
@@ -95,7 +95,7 @@ class RolloutWorker:
         self, task: Task, workdir: Path, identity: str, seed: int, config: DialogueConfig
     ) -> tuple[list[Turn], StopReason]:
         """Single-turn: the writes of one reply, and nothing else, reach the workdir."""
-        files = WorkdirFiles(workdir)
+        files = FilesSandbox(workdir)
         try:
             tools = answer_tools(files, max_chars=config.observation_chars)
             return await self._converse(task, tools, identity, seed, config, DialogueClock(config.max_seconds))
@@ -127,6 +127,8 @@ class RolloutWorker:
                 max_chars=config.observation_chars,
                 full=config.prompt != "compact",
                 home=sandbox.home,
+                max_sandbox_s=config.max_sandbox_seconds,
+                ask=service.answer,
                 judgements=service.judgements,
                 raise_failure=service.raise_failure,
             )

@@ -17,9 +17,10 @@ class Config(BaseModel):
 class SandboxConfig(Config):
     """An agent's shell."""
 
-    backend: Literal["docker", "bubblewrap", "process"] = "docker"
+    backend: Literal["docker", "bubblewrap", "process", "files"] = "docker"
     """`bubblewrap` isolates on hosts without a Docker Engine. `process` runs commands as the current user without
-    isolation: for trusted code only."""
+    isolation: for trusted code only. `files` runs none: bash is refused, files can be read and written; for measuring
+    the flow apart from shells."""
     image: str = "host-rootfs"
     """`host-rootfs` needs no registry: an empty image with this machine's /usr, /lib and environment read-only. Others
     need backend=docker."""

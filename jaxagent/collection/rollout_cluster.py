@@ -21,9 +21,9 @@ import ray
 from jaxagent.collection.tickets import Ticket
 from jaxagent.config.run import RunConfig
 from jaxagent.run.progress import Progress
-from rollout.actors import EngineActor, call, engine_policy, start_rollout_actors
+from rollout.actors import EngineActor, call, engine_policy, start_rollout_actors, watch_actors
 from rollout.config import DialogueConfig
-from rollout.types import EngineError, Policy, Trajectory
+from rollout.types import EngineError, Policy, RolloutError, Trajectory
 from rollout.weights import WeightsPackage
 from sandbox.actors import RemoteJudge, start_judge
 from sandbox.quiet_registry import new_registry, remove_abandoned, remove_registry
@@ -63,6 +63,8 @@ class RolloutCluster:
         self._package: WeightsPackage | None = None
         self._reviving = asyncio.Lock()
         self._engine_restarts = 0
+        self._silent_actors = 0
+        self._watching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._own_ray = connect_ray()
@@ -74,9 +76,10 @@ class RolloutCluster:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._engines_started is not None:
-            self._engines_started.cancel()
-            await asyncio.gather(self._engines_started, return_exceptions=True)
+        background = [task for task in (self._engines_started, self._watching) if task is not None]
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
         with_limit = [asyncio.wait_for(close, 30.0) for close in self._closing()]
         for problem in await asyncio.gather(*with_limit, return_exceptions=True):
             if isinstance(problem, Exception):
@@ -116,7 +119,11 @@ class RolloutCluster:
             )
         )
         if any(dialogue.kind == "agentic" for dialogue in dialogues):
-            await asyncio.gather(*(call(actor.check_sandbox) for actor in self._rollout_actors))
+            await asyncio.gather(*(self._check_sandbox(actor) for actor in self._rollout_actors))
+        watched = [*self._rollout_actors, *self._engines]
+        self._watching = asyncio.create_task(
+            watch_actors(watched, silence_s=config.rollout.silence_s, on_silent=self._count_silence)
+        )
 
     def engine_policies(self, model_dir: Path) -> Callable[[int], Callable[[], Policy]]:
         """From a rollout actor's number, what makes its policy over these engines."""
@@ -130,6 +137,14 @@ class RolloutCluster:
         """Since this was asked last."""
         count, self._engine_restarts = self._engine_restarts, 0
         return count
+
+    def take_silent_actors(self) -> int:
+        """Actors that were ended because they gave no sign of life, since this was asked last."""
+        count, self._silent_actors = self._silent_actors, 0
+        return count
+
+    def _count_silence(self) -> None:
+        self._silent_actors += 1
 
     async def rollout(self, ticket: Ticket, *, stage: str, dialogue: DialogueConfig, policy: str) -> Trajectory:
         """One trajectory on the least busy actor. Raises RolloutError, SandboxUnavailableError, DeviceError."""
@@ -151,6 +166,17 @@ class RolloutCluster:
             raise
         finally:
             self._under_way[index] -= 1
+
+    async def _check_sandbox(self, actor: Any) -> None:
+        """Raises SandboxUnavailableError; an actor that is lost meanwhile is asked again once Ray has restarted it."""
+        for attempt in range(self._config.rollout.max_retries + 1):
+            try:
+                return await call(actor.check_sandbox)
+            except RolloutError as error:
+                if attempt == self._config.rollout.max_retries:
+                    raise
+                logger.warning("a rollout actor was lost before its first rollout: %s", error)
+                await asyncio.sleep(min(2.0**attempt, 30.0))
 
     async def _publish_to(self, engine: Any, package: WeightsPackage) -> dict[str, Any]:
         try:

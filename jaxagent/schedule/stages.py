@@ -170,7 +170,10 @@ async def ppo_update(run: Run, stage: PPOStage, collector: Collector, update: in
         "seconds_learning": learned - collected,
         "seconds_publishing": time.monotonic() - learned,
     }
-    trouble = collector.take_counts() | {"engine_restarts": run.cluster.take_engine_restarts()}
+    trouble = collector.take_counts() | {
+        "engine_restarts": run.cluster.take_engine_restarts(),
+        "silent_actors": run.cluster.take_silent_actors(),
+    }
     await run.record(stage, update, stage.updates, values | published | seconds | trouble)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rollout.parsers.base import Parser, ToolSyntaxError
 from rollout.parsers.hermes import HermesParser
+from rollout.parsers.llama import LlamaParser
 from rollout.parsers.qwen3_coder import Qwen3CoderParser
 from rollout.parsers.react import ReactParser
 
@@ -12,6 +13,7 @@ __all__ = ["Parser", "ToolSyntaxError", "make_parser"]
 _PARSERS: dict[str, type[Parser]] = {
     "qwen3_coder": Qwen3CoderParser,
     "hermes": HermesParser,
+    "llama": LlamaParser,
     "react": ReactParser,
 }
 

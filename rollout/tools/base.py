@@ -8,6 +8,7 @@ import posixpath
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from rollout.tools.meter import MeteredSandbox
 from rollout.tools.schema import ToolSchema, check_call
 from rollout.types import ToolCall
 from sandbox.types import Judgement, Sandbox
@@ -90,18 +91,26 @@ class ToolBox:
         max_chars: int,
         judgements: Sequence[Judgement] = (),
         raise_failure: Callable[[], None] = lambda: None,
+        meter: MeteredSandbox | None = None,
     ) -> None:
         """`judgements` grows while tools run: the verdicts that `verify` and `profile` obtained in this workdir.
         `raise_failure` is called after every tool and raises trouble of ours that the tool's text would hide.
+        `meter`: the sandbox that the tools use, where its time is limited.
         """
         self._tools = {tool.schema.name: tool for tool in tools}
         self._max_chars = max_chars
         self._raise_failure = raise_failure
+        self._meter = meter
         self.judgements = judgements
 
     @property
     def schemas(self) -> list[ToolSchema]:
         return [tool.schema for tool in self._tools.values()]
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the sandbox's time of this dialogue is used up."""
+        return self._meter is not None and self._meter.exhausted
 
     def check(self, call: ToolCall) -> ToolCall:
         return check_call(call, self.schemas)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rollout.tools.base import Files, ToolError
 from rollout.tools.schema import Parameter, ToolSchema
 
@@ -80,10 +82,14 @@ class MultiEdit:
             Parameter(
                 "edits",
                 "array",
-                "JSON list of replacements; each `old` must occur exactly once when its turn comes.",
+                "JSON list of replacements; each `old` must occur once when its turn comes, or have replace_all.",
                 items={
                     "type": "object",
-                    "properties": {"old": {"type": "string"}, "new": {"type": "string"}},
+                    "properties": {
+                        "old": {"type": "string"},
+                        "new": {"type": "string"},
+                        "replace_all": {"type": "boolean"},
+                    },
                     "required": ["old", "new"],
                 },
             ),
@@ -93,13 +99,14 @@ class MultiEdit:
     def __init__(self, files: Files) -> None:
         self._files = files
 
-    async def run(self, *, path: str, edits: list[dict[str, str]]) -> str:
+    async def run(self, *, path: str, edits: list[dict[str, Any]]) -> str:
         if not edits:
             raise ToolError("edits is empty")
         text = await self._files.read_known(path)
         for number, edit in enumerate(edits, start=1):
             try:
-                text = _replace(text, edit["old"], edit["new"], path, replace_all=False)
+                replace_all = edit.get("replace_all", False)
+                text = _replace(text, edit["old"], edit["new"], path, replace_all=replace_all)
             except ToolError as error:
                 raise ToolError(f"edit {number} of {len(edits)}: {error}; nothing was changed") from error
         await self._files.write(path, text)

@@ -9,6 +9,7 @@ from rollout.tools.base import Files, ToolError
 from rollout.tools.schema import Parameter, ToolSchema
 
 _STATES = {"pending": "[ ]", "in_progress": "[~]", "completed": "[x]"}
+_MODES, _CELLS = ("replace", "insert", "delete"), ("code", "markdown")
 
 
 class TodoWrite:
@@ -30,9 +31,6 @@ class TodoWrite:
     )
 
     async def run(self, *, todos: list[dict[str, str]]) -> str:
-        for todo in todos:
-            if todo["status"] not in _STATES:
-                raise ToolError(f"status {todo['status']!r} is none of: {', '.join(_STATES)}")
         return "\n".join(f"{_STATES[todo['status']]} {todo['content']}" for todo in todos) or "the list is empty"
 
 
@@ -44,8 +42,8 @@ class NotebookEdit:
             Parameter("path", "string", "The .ipynb file, relative to the workdir."),
             Parameter("cell", "integer", "Index of the cell, from 0; an insertion comes before it."),
             Parameter("source", "string", "Text of the cell (not needed to delete).", required=False),
-            Parameter("mode", "string", "replace (default), insert or delete.", required=False),
-            Parameter("cell_type", "string", "code (default) or markdown, for an insertion.", required=False),
+            Parameter("mode", "string", "replace is the default.", required=False, enum=_MODES),
+            Parameter("cell_type", "string", "For an insertion; code is the default.", required=False, enum=_CELLS),
         ),
     )
 
@@ -55,8 +53,6 @@ class NotebookEdit:
     async def run(
         self, *, path: str, cell: int, source: str = "", mode: str = "replace", cell_type: str = "code"
     ) -> str:
-        if mode not in ("replace", "insert", "delete") or cell_type not in ("code", "markdown"):
-            raise ToolError("mode is replace, insert or delete; cell_type is code or markdown")
         notebook = _parse(await self._files.read_known(path), path)
         cells: list[dict[str, Any]] = notebook["cells"]
         last = len(cells) if mode == "insert" else len(cells) - 1

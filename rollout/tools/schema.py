@@ -20,7 +20,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One argument of a tool. `items` is the JSON schema of an array's elements."""
+    """One argument of a tool. `items` is the JSON schema of an array's elements: objects of strings and booleans."""
 
     name: str
     type: str
@@ -28,6 +28,8 @@ class Parameter:
     description: str
     required: bool = True
     items: dict[str, Any] | None = None
+    enum: tuple[str, ...] = ()
+    """The values that a string may have; empty: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class ToolSchema:
             properties[parameter.name] = {"type": parameter.type, "description": parameter.description}
             if parameter.items is not None:
                 properties[parameter.name]["items"] = parameter.items
+            if parameter.enum:
+                properties[parameter.name]["enum"] = list(parameter.enum)
         required = [parameter.name for parameter in self.parameters if parameter.required]
         schema = {"type": "object", "properties": properties, "required": required}
         return {
@@ -66,7 +70,7 @@ def check_call(call: ToolCall, schemas: Sequence[ToolSchema]) -> ToolCall:
     for name in call.arguments:
         if name not in known_names:
             return dataclasses.replace(
-                call, error=f"{call.name} has no parameter {name!r}; it takes: {', '.join(known_names)}"
+                call, error=f"{call.name} has no parameter {name!r}; it takes: {', '.join(known_names) or 'none'}"
             )
     arguments: dict[str, Any] = {}
     for parameter in schema.parameters:
@@ -91,13 +95,30 @@ def _coerce(value: Any, parameter: Parameter) -> tuple[Any, str | None]:
     is_number_for_bool = isinstance(value, bool) and bool not in expected
     if not isinstance(value, expected) or is_number_for_bool:
         return None, f"{parameter.name} must be of type {parameter.type}, got {_short(value)}"
+    if parameter.enum and value not in parameter.enum:
+        return None, f"{parameter.name} must be one of {', '.join(parameter.enum)}, got {_short(value)}"
     if parameter.items is None or not isinstance(value, list):
         return value, None
-    fields = parameter.items["required"]
     for position, item in enumerate(value):
-        if not isinstance(item, dict) or set(item) != set(fields) or not all(isinstance(item[f], str) for f in fields):
-            return None, f"{parameter.name}[{position}] must be an object of strings with the keys {', '.join(fields)}"
+        if error := _item_error(item, parameter.items):
+            return None, f"{parameter.name}[{position}] {error}"
     return value, None
+
+
+def _item_error(item: Any, schema: dict[str, Any]) -> str | None:
+    """What is wrong with an element of an array, as the end of a sentence."""
+    properties, required = schema["properties"], schema["required"]
+    if not isinstance(item, dict) or not set(required) <= set(item) <= set(properties):
+        optional = [name for name in properties if name not in required]
+        may = f" (and may have {', '.join(optional)})" if optional else ""
+        return f"must be an object with the keys {', '.join(required)}{may}"
+    for name, value in item.items():
+        kind, allowed = properties[name]["type"], properties[name].get("enum")
+        if not isinstance(value, _JSON_TYPES[kind]):
+            return f"needs a {kind} as {name}, got {_short(value)}"
+        if allowed is not None and value not in allowed:
+            return f"needs one of {', '.join(allowed)} as {name}, got {_short(value)}"
+    return None
 
 
 def _short(value: Any) -> str:

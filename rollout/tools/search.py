@@ -18,21 +18,30 @@ class Glob:
     schema = ToolSchema(
         "glob",
         "Lists the files whose path matches a pattern such as kernels/*.cpp or **/*.py, sorted.",
-        (Parameter("pattern", "string", "Pattern, relative to the workdir; ** matches any number of folders."),),
+        (
+            Parameter("pattern", "string", "Pattern, relative to path; ** matches any number of folders."),
+            Parameter("path", "string", "Folder to look in; default: the workdir.", required=False),
+        ),
     )
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
 
-    async def run(self, *, pattern: str) -> str:
+    async def run(self, *, pattern: str, path: str = ".") -> str:
+        where = clean_path(path)
         matcher = glob_to_regex(pattern.strip().removeprefix("./"))
         prune = " -o ".join(f"-name {name}" for name in _SKIPPED)
         found = await self._sandbox.exec(
-            f"find . \\( {prune} \\) -prune -o -type f -printf '%P\\n'", timeout_s=_TIMEOUT_S, session=HELPER_SESSION
+            f"find {shlex.quote('./' + where)} \\( {prune} \\) -prune -o -type f -printf '%P\\n'",
+            timeout_s=_TIMEOUT_S,
+            session=HELPER_SESSION,
         )
         if found.exit_code is None:
             raise ToolError(f"the search took longer than {_TIMEOUT_S:g} s; look into one folder with bash")
-        paths = sorted(path for path in found.output.splitlines() if matcher.fullmatch(path))
+        inside = [line for line in found.output.splitlines() if matcher.fullmatch(line)]
+        if found.exit_code != 0 and not inside:
+            raise ToolError(found.output.strip() or f"find ended with {found.exit_code}")
+        paths = sorted(line if where == "." else f"{where}/{line}" for line in inside)
         if found.truncated:
             paths.append("[more files than can be listed; results are incomplete]")
         return "\n".join(paths) or "no file matches"
@@ -45,17 +54,20 @@ class Grep:
         (
             Parameter("pattern", "string", "Extended regular expression."),
             Parameter("path", "string", "File or folder to search; default: all.", required=False),
+            Parameter("include", "string", "Only files whose name matches, such as *.cpp.", required=False),
+            Parameter("ignore_case", "boolean", "Take upper and lower case as the same.", required=False),
         ),
     )
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
 
-    async def run(self, *, pattern: str, path: str = ".") -> str:
+    async def run(self, *, pattern: str, path: str = ".", include: str = "", ignore_case: bool = False) -> str:
         where = clean_path(path)
+        chosen = (f"--include={shlex.quote(include)} " if include else "") + ("-i " if ignore_case else "")
         excluded = " ".join(f"--exclude-dir={name}" for name in _SKIPPED)
         result = await self._sandbox.exec(
-            f"grep -rnHIE {excluded} -e {shlex.quote(pattern)} -- {shlex.quote(where)}",
+            f"grep -rnHIE {chosen}{excluded} -e {shlex.quote(pattern)} -- {shlex.quote(where)}",
             timeout_s=_TIMEOUT_S,
             session=HELPER_SESSION,
         )

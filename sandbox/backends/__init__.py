@@ -1,17 +1,18 @@
-"""Where an agent's shell runs: `docker` and `bubblewrap` isolate, `process` does not."""
+"""Where an agent's shell runs: `docker` and `bubblewrap` isolate, `process` does not, with `files` there is none."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
 
+from sandbox.backends.files_only import FilesSandbox
 from sandbox.backends.shell import ShellSandbox
 from sandbox.config import SandboxConfig
 
-__all__ = ["ShellSandbox", "close_pools", "open_sandbox", "warm_up"]
+__all__ = ["FilesSandbox", "ShellSandbox", "close_pools", "open_sandbox", "warm_up"]
 
 
-async def open_sandbox(config: SandboxConfig, workdir: Path) -> ShellSandbox:
+async def open_sandbox(config: SandboxConfig, workdir: Path) -> ShellSandbox | FilesSandbox:
     """A fresh shell on the files of `workdir`, which belongs to the sandbox until close().
 
     Top-level entries other than model_new.py and kernels/ that are there now become read-only to the agent. With
@@ -20,6 +21,8 @@ async def open_sandbox(config: SandboxConfig, workdir: Path) -> ShellSandbox:
 
     Raises SandboxUnavailableError, with what to do about it, where the backend does not work.
     """
+    if config.backend == "files":
+        return FilesSandbox(workdir)
     if config.backend == "process":
         from sandbox.backends.process import open_process_sandbox
 

@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import ray
 from rollout_tokenizers import small_tokenizer
 from rule_judge import RuleJudge
 
-from rollout.actors import ActorEngine, call, engine_policy, start_rollout_actors
+from rollout.actors import ActorEngine, call, engine_policy, start_rollout_actors, watch_actors
 from rollout.chat import ChatFormat
 from rollout.config import DialogueConfig
 from rollout.parsers import make_parser
@@ -34,7 +35,7 @@ def cluster():
     root = Path(__file__).parents[2]
     paths = os.pathsep.join([str(root), str(Path(__file__).parent)])
     ray.init(
-        num_cpus=2, include_dashboard=False, logging_level="ERROR", object_store_memory=200 << 20,
+        address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR", object_store_memory=200 << 20,
         runtime_env={"env_vars": {"PYTHONPATH": paths}},
     )  # fmt: skip
     yield
@@ -87,6 +88,23 @@ def started(policies, **options):
         2, trajectories_per_actor=8, policies=policies, judge=RuleJudge(), sandbox_config=SandboxConfig(backend="process"),
         skill="cpp", **options,
     )  # fmt: skip
+
+
+class NeverAnswers:
+    """What `actor.method` of a handle is, on a cluster that has been shut down meanwhile."""
+
+    def remote(self) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
+
+
+async def test_a_call_that_is_cancelled_after_ray_has_ended_does_not_start_it_again() -> None:
+    assert not ray.is_initialized()
+    calling = asyncio.create_task(call(NeverAnswers()))
+    await asyncio.sleep(0)
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    assert not ray.is_initialized()
 
 
 async def test_actors_run_many_dialogues_at_once_and_return_whole_trajectories(cluster, tmp_path: Path) -> None:
@@ -189,3 +207,28 @@ async def test_an_engines_own_error_arrives_as_itself_and_cancelling_reaches_it(
         await asyncio.sleep(0.1)
     assert await call(handle.cancelled) == 1
     ray.kill(handle)
+
+
+async def test_an_actor_that_falls_silent_is_ended_and_its_work_repeated(cluster) -> None:
+    actors = started(lambda number: {"expert": slow_expert})
+    (pid,), (other,) = await call(actors[0].process_ids), await call(actors[1].process_ids)
+    silent: list[int] = []
+    watching = asyncio.create_task(watch_actors(actors, silence_s=3.0, on_silent=lambda: silent.append(1)))
+    roll = functools.partial(
+        call, actors[0].run, TASK, policy="expert", stage="s", sample_index=0, seed=1, dialogue=AGENTIC
+    )
+    running = asyncio.create_task(roll())
+    await asyncio.sleep(0.5)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(RolloutError, match="a remote call was lost"):
+        await asyncio.wait_for(running, 60)
+    for _ in range(60):
+        try:
+            assert (await asyncio.wait_for(roll(), 60)).judgement.reward == 3.0
+            break
+        except RolloutError:
+            await asyncio.sleep(0.5)
+    assert silent == [1] and await call(actors[1].process_ids) == [other] and not psutil.pid_exists(pid)
+    watching.cancel()
+    for actor in actors:
+        ray.kill(actor)

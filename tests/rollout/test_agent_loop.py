@@ -292,3 +292,15 @@ async def test_many_dialogues_run_at_once_in_one_process(tools: ToolBox) -> None
     results = await asyncio.gather(*[conduct(ScriptedPolicy(script, think_s=0.2), tools) for _ in range(20)])
     assert all(reason is StopReason.FINISHED and len(turns) == 4 for turns, reason in results)
     assert loop.time() - started < 8  # one after the other they would take 16 s
+
+
+async def test_a_dialogue_ends_when_its_sandbox_time_is_used_up(tmp_path: Path) -> None:
+    (tmp_path / "workdir" / "kernels").mkdir(parents=True)
+    sandbox = await open_sandbox(SandboxConfig(backend="process"), tmp_path / "workdir")
+    tools = agent_tools(sandbox, timeout_s=20.0, max_chars=400, max_sandbox_s=1.0)
+    script, _ = playing(bash("echo one"), bash("sleep 9") + bash("echo two"), "Done.")
+    turns, reason = await conduct(ScriptedPolicy(script), tools)
+    await sandbox.close()
+    assert reason is StopReason.MAX_SANDBOX_SECONDS and len(turns) == 2
+    assert turns[0].observations == ["one"]
+    assert all("timed out" in observation for observation in turns[1].observations)

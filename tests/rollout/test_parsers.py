@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rollout.parsers import make_parser
 from rollout.types import ToolCall
 
-NAMES = ["qwen3_coder", "hermes", "react"]
+NAMES = ["qwen3_coder", "hermes", "llama", "react"]
 PLAIN = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
 CODE = 'for (int i = 0; i < n; ++i) y[i] = "a\\n" + x[i]; // <b>\n\n\tif (a && b) {}\n'
 
@@ -121,5 +121,29 @@ def test_what_a_react_model_imagines_after_observation_is_ignored() -> None:
 
 
 def test_an_unknown_parser_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="dialogue.parser='xml'.*qwen3_coder, hermes, react"):
+    with pytest.raises(ValueError, match="dialogue.parser='xml'.*qwen3_coder, hermes, llama, react"):
         make_parser("xml")
+
+
+def test_llama_calls_are_read_with_and_without_their_tag_and_in_a_row() -> None:
+    ls, cat = ToolCall(name="bash", arguments={"command": "ls"}), ToolCall(name="read", arguments={"path": "a;b"})
+    one, two = '{"name": "bash", "parameters": {"command": "ls"}}', '{"name": "read", "parameters": {"path": "a;b"}}'
+    assert parsed("llama", f"<|python_tag|>{one}") == [ls]
+    assert parsed("llama", f"I look.\n  {one}; {two}") == [ls, cat]
+    assert parsed("llama", f"{one};<|python_tag|>{two}\n{one}") == [ls, cat, ls]
+    assert parsed("llama", '{"type": "function", "name": "bash", "parameters": {"command": "ls"}}') == [ls]
+    assert parsed("llama", f"such a call looks like {one}, as you know") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('{"name": "bash", "arguments": {}}', '"parameters" (an object)'),
+        ('{"name": "bash", "parameters": {"command": "l', "not valid JSON"),
+        ("<|python_tag|>print(1)", "not valid JSON"),
+        ('{"name": "", "parameters": {}}', '"name" (a string)'),
+    ],
+)
+def test_llama_calls_that_break_the_convention_say_what_is_wrong(text: str, error: str) -> None:
+    (call,) = parsed("llama", text)
+    assert call.error is not None and error in call.error

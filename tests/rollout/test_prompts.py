@@ -9,7 +9,7 @@ from rollout.config import DialogueConfig
 from rollout.parsers import make_parser
 from rollout.prompts import Prompt, render_prompt
 from rollout.tools import agent_tools, answer_tools
-from rollout.tools.workspace import WorkdirFiles
+from sandbox.backends.files_only import FilesSandbox
 from sandbox.types import Task
 
 CODE = """import torch
@@ -44,7 +44,7 @@ class SomeSkill:
 
 def rendered(tmp_path: Path, parser: str = "qwen3_coder", **settings) -> Prompt:
     config = DialogueConfig(parser=parser, **settings)  # type: ignore[arg-type]
-    files = WorkdirFiles(tmp_path)
+    files = FilesSandbox(tmp_path)
     is_answer = config.kind == "single_turn"
     tools = answer_tools(files, max_chars=9) if is_answer else agent_tools(files, timeout_s=1, max_chars=9)
     return render_prompt(TASK, SomeSkill(), dialogue=config, tools=tools.schemas, parser=make_parser(parser))

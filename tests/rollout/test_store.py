@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import random
 import re
 import shutil
@@ -166,6 +167,17 @@ def test_prompts_of_a_dialogue_are_stored_as_increments() -> None:
     """A dialogue of n turns holds n(n+1)/2 increments in its prompts; stored, it grows with n alone."""
     short, long = (len(encode_trajectory(make_trajectory(num_turns=turns, num_tokens=200))) for turns in (4, 32))
     assert long < 1.2 * 8 * short
+
+
+def test_a_long_dialogue_crosses_processes_and_lies_in_memory_as_increments() -> None:
+    trajectory = make_trajectory(num_turns=150, num_tokens=200)
+    whole = sum(turn.prompt_token_ids.nbytes for turn in trajectory.turns)
+    sent = pickle.dumps(trajectory)
+    assert len(sent) < 0.05 * whole
+    received = pickle.loads(sent)
+    assert_same(received, trajectory)
+    buffers = {id(turn.prompt_token_ids.base) for turn in received.turns}
+    assert len(buffers) == 1 and not received.turns[3].prompt_token_ids.flags.writeable
 
 
 def test_a_record_costs_few_bytes_a_token() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,11 @@ from rollout.tools import ToolBox, agent_tools, answer_tools
 from rollout.tools.base import cut_middle
 from rollout.tools.schema import Parameter, ToolSchema, check_call
 from rollout.tools.search import glob_to_regex
-from rollout.tools.workspace import WorkdirFiles
 from rollout.types import ToolCall
 from sandbox.backends import open_sandbox
+from sandbox.backends.files_only import FilesSandbox
 from sandbox.config import SandboxConfig
+from sandbox.types import DeviceError
 
 
 @pytest.fixture
@@ -103,6 +105,11 @@ async def test_multi_edit_makes_all_replacements_or_none(tools: ToolBox, sandbox
     )
     assert done == "made 2 edits in model_new.py"
     assert await sandbox.read_file("model_new.py") == "d\nb\n"
+    await act(tools, "write", path="model_new.py", content="a a\n")
+    once = [{"old": "a", "new": "c"}]
+    assert "occurs 2 times" in await act(tools, "multi_edit", path="model_new.py", edits=once)
+    await act(tools, "multi_edit", path="model_new.py", edits=[once[0] | {"replace_all": True}])
+    assert await sandbox.read_file("model_new.py") == "c c\n"
 
 
 async def test_files_outside_the_workdir_or_of_the_task_are_refused(tools: ToolBox, tmp_path: Path) -> None:
@@ -122,9 +129,13 @@ async def test_glob_and_grep_find_files_and_lines(tools: ToolBox) -> None:
     assert await act(tools, "glob", pattern="kernels/*.cpp") == "kernels/a.cpp\nkernels/b.cpp"
     assert await act(tools, "glob", pattern="**/*.py") == "model.py"
     assert await act(tools, "glob", pattern="*.cpp") == "no file matches"
+    assert await act(tools, "glob", pattern="*.cpp", path="./kernels") == "kernels/a.cpp\nkernels/b.cpp"
+    assert "No such file" in await act(tools, "glob", pattern="*", path="nowhere")
     assert await act(tools, "grep", pattern="int a+;") == "kernels/a.cpp:1:int a;\nkernels/a.cpp:2:int aa;"
     assert await act(tools, "grep", pattern='"relu"', path="kernels/b.cpp") == 'kernels/b.cpp:1:int b; // "relu"'
     assert await act(tools, "grep", pattern="nothing") == "no line matches"
+    assert await act(tools, "grep", pattern="CLASS", ignore_case=True) == "model.py:1:class Model:"
+    assert await act(tools, "grep", pattern="int|size", include="*.py") == "model.py:2:    size = 3"
     assert (await act(tools, "grep", pattern="(", path="kernels")).startswith("error: grep:")
 
 
@@ -164,13 +175,22 @@ async def test_a_long_result_is_cut_in_its_middle_and_says_so(sandbox) -> None:
 async def test_calls_that_the_schema_refuses_come_back_as_errors(tools: ToolBox) -> None:
     assert await act(tools, "delete", path="x") == (
         "error: unknown tool 'delete'; tools: bash, read, write, edit, bash_output, kill_bash, multi_edit, glob, grep, "
-        "notebook_edit, todo_write"
+        "notebook_edit, todo_write, compile, verify, profile"
     )
     assert await act(tools, "read") == "error: read needs the parameter 'path'"
     assert "has no parameter 'file'; it takes: path, offset, limit" in await act(tools, "read", path="a", file="b")
     assert "offset must be JSON of type integer" in await act(tools, "read", path="a", offset="first")
     assert "offset must be of type integer, got True" in await act(tools, "read", path="a", offset=True)
-    assert "edits[0] must be an object" in await act(tools, "multi_edit", path="a", edits=[{"old": "x"}])
+    edit = "error: multi_edit: edits[0] "
+    assert (await act(tools, "multi_edit", path="a", edits=[{"old": "x"}])) == (
+        edit + "must be an object with the keys old, new (and may have replace_all)"
+    )
+    wrong = [{"old": "x", "new": "y", "replace_all": "yes"}]
+    assert await act(tools, "multi_edit", path="a", edits=wrong) == edit + "needs a boolean as replace_all, got 'yes'"
+    todo = await act(tools, "todo_write", todos=[{"content": "c", "status": "done"}])
+    assert "needs one of pending, in_progress, completed as status, got 'done'" in todo
+    mode = await act(tools, "notebook_edit", path="n.ipynb", cell="0", mode="add")
+    assert mode == "error: notebook_edit: mode must be one of replace, insert, delete, got 'add'"
 
 
 def test_schemas_have_the_form_that_chat_apis_take() -> None:
@@ -196,6 +216,41 @@ def test_schemas_have_the_form_that_chat_apis_take() -> None:
     assert check_call(broken, [schema]) is broken
 
 
+async def test_the_judge_is_asked_by_tools_of_its_own_and_its_trouble_is_raised(sandbox) -> None:
+    asked: list[str] = []
+
+    async def ask(command: str) -> dict[str, object]:
+        asked.append(command)
+        if command == "profile":
+            raise DeviceError("the device is gone")
+        return {"ok": False, "text": f"{command}: no good"}
+
+    tools = agent_tools(sandbox, timeout_s=20.0, max_chars=2000, ask=ask)
+    assert await act(tools, "compile") == "compile: no good"
+    assert await act(tools, "verify") == "verify: no good"
+    assert await act(tools, "verify", path="x") == "error: verify has no parameter 'path'; it takes: none"
+    with pytest.raises(DeviceError):
+        await act(tools, "profile")
+    assert asked == ["compile", "verify", "profile"]
+
+
+async def test_a_small_models_tools_stay_four(sandbox) -> None:
+    tools = agent_tools(sandbox, timeout_s=20.0, max_chars=2000, full=False)
+    assert [schema.name for schema in tools.schemas] == ["bash", "read", "write", "edit"]
+
+
+async def test_commands_share_the_sandbox_time_of_their_dialogue(sandbox) -> None:
+    tools = agent_tools(sandbox, timeout_s=20.0, max_chars=2000, max_sandbox_s=2.0)
+    assert await act(tools, "bash", command="sleep 0.5; echo a") == "a" and not tools.exhausted
+    began = time.monotonic()
+    assert "timed out" in await act(tools, "bash", command="sleep 10")
+    assert time.monotonic() - began < 5 and tools.exhausted
+    over = "[timed out: this dialogue's 2 s of sandbox time are used up]"
+    assert await act(tools, "bash", command="touch kernels/never.cpp") == over
+    with pytest.raises(FileNotFoundError):
+        await sandbox.read_file("kernels/never.cpp")
+
+
 async def test_trouble_of_the_sandbox_is_raised_not_observed(tools: ToolBox, sandbox) -> None:
     from sandbox.types import SandboxUnavailableError
 
@@ -207,7 +262,7 @@ async def test_trouble_of_the_sandbox_is_raised_not_observed(tools: ToolBox, san
 async def test_a_single_turn_answer_may_only_write(tmp_path: Path) -> None:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "model.py").write_text("x")
-    files = WorkdirFiles(tmp_path)
+    files = FilesSandbox(tmp_path)
     tools = answer_tools(files, max_chars=500)
     assert await act(tools, "write", path="kernels/k.cpp", content="int a;") == "created kernels/k.cpp"
     assert await act(tools, "write", path="kernels/k.cpp", content="int b;") == "wrote kernels/k.cpp"

@@ -74,6 +74,16 @@ async def test_an_agent_writes_verifies_repairs_and_its_final_files_are_judged(t
     assert all(len(turn.token_ids) > 0 for turn in trajectory.turns)
 
 
+async def test_tools_of_the_judge_give_judgements_like_the_scripts_do(tmp_path: Path) -> None:
+    judge = RuleJudge()
+    verify = PARSER.render("verify", {})
+    policy = policy_of(write("# bad"), verify, write("# good"), PARSER.render("profile", {}), "Done.")
+    trajectory = await rolled_out(policy, tmp_path, AGENTIC.model_copy(update={"prompt": "full"}), judge)
+    assert [turn.judgement and turn.judgement.reward for turn in trajectory.turns] == [None, -1.0, None, 3.0, None]
+    assert trajectory.turns[3].observations == ["correct\nreward: 3"]
+    assert [timed for _, timed in judge.calls] == [False, True, True]
+
+
 async def test_a_single_turn_answer_is_written_and_judged_and_nothing_is_run(tmp_path: Path) -> None:
     judge = RuleJudge()
     policy = policy_of("Here.\n" + write("int a;", "kernels/k.cpp") + write("# good") + bash("touch /tmp/never"))

@@ -17,7 +17,7 @@ from rollout.parsers import make_parser
 from rollout.policy import TokenHistory
 from rollout.prompts import render_prompt
 from rollout.tools import agent_tools, answer_tools
-from rollout.tools.workspace import WorkdirFiles
+from sandbox.backends.files_only import FilesSandbox
 from sandbox.config import SandboxConfig
 from sandbox.skill import load_skill
 from sandbox.types import Task
@@ -38,7 +38,7 @@ def model_dir(tmp_path_factory) -> Path:
 def test_what_is_found_too_long_is_what_a_dialogue_refuses(model_dir, tmp_path, kind, prompt):
     chat, skill = ChatFormat.from_folder(model_dir), load_skill("cpp")
     dialogue = DialogueConfig(kind=kind, prompt=prompt)
-    files, parser = WorkdirFiles(tmp_path), make_parser(dialogue.parser)
+    files, parser = FilesSandbox(tmp_path), make_parser(dialogue.parser)
     if kind == "single_turn":
         tools = answer_tools(files, max_chars=9)
     else:

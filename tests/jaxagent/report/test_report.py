@@ -30,8 +30,8 @@ from rollout.chat import ChatFormat
 from rollout.store import TrajectoryStore
 from rollout.tools.base import Files, ToolBox
 from rollout.tools.files import Edit, MultiEdit, Read, Write
-from rollout.tools.workspace import WorkdirFiles
 from rollout.types import StopReason, ToolCall, Trajectory, Turn
+from sandbox.backends.files_only import FilesSandbox
 from sandbox.types import Judgement, Outcome
 
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=2'>\u202e<!-- ]]> {{7*7}} \ud800"
@@ -153,7 +153,7 @@ class Tags(HTMLParser):
 
 async def test_file_versions_are_the_texts_that_the_real_tools_leave_on_disk(tmp_path: Path):
     (tmp_path / "model_new.py").write_text("a = 1\nb = 1\n")
-    workdir = WorkdirFiles(tmp_path)
+    workdir = FilesSandbox(tmp_path)
     files = Files(workdir, read_before_write=True)
     tools = ToolBox([Read(files), Write(files), Edit(files), MultiEdit(files)], max_chars=10_000)
     history = FileHistory()
