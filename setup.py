@@ -15,6 +15,7 @@ setup(
     packages=find_packages(include=["jaxagent*", "rollout*", "sandbox*"]),
     package_data={"rollout.prompts": ["*.j2"], "jaxagent.report": ["templates/*"]},
     install_requires=[
+        "datasketch",
         "docker",
         "flax",
         "httpx",

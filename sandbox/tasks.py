@@ -45,6 +45,24 @@ def load_tasks(source: str, *, split: str | None = None) -> list[Task]:
     return tasks
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of a parquet in the Ops-6K schema. Raises TaskError for another file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise TaskError(f"tasks: {path} is no readable parquet file: {error}") from error
+    missing = [name for name in PARQUET_COLUMNS if name not in table.column_names]
+    if missing:
+        raise TaskError(
+            f"tasks: {path} has no column {', '.join(missing)}; it has {', '.join(table.column_names)} and "
+            f"needs {', '.join(PARQUET_COLUMNS)}"
+        )
+    return table.to_pylist()
+
+
 def check_task(code: str) -> str | None:
     """What keeps `code` from being a task, or None. Looks at the syntax tree only."""
     try:
@@ -63,13 +81,18 @@ def check_task(code: str) -> str | None:
 
 
 def _from_folder(root: Path, split: str) -> Iterator[Task]:
-    for path in sorted(_task_files(root), key=lambda path: _natural(path.relative_to(root).as_posix())):
+    for path in task_files(root):
         relative = path.relative_to(root)
         parent = relative.parent if path.name != "model.py" else relative.parent.parent
         level = re.fullmatch(r"level(\d+)", parent.name or root.name)
         name = relative.parent if path.name == "model.py" and relative.parent.name else relative.with_suffix("")
         task_id = name.as_posix() if parent.name or not level else f"{root.name}/{name}"
         yield _from_file(path, task_id, f"kernelbench/{level[0]}" if level else "file", split)
+
+
+def task_files(root: Path) -> list[Path]:
+    """The files of a folder that hold tasks, in the order of the numbers in their names."""
+    return sorted(_task_files(root), key=lambda path: _natural(path.relative_to(root).as_posix()))
 
 
 def _task_files(root: Path) -> Iterator[Path]:
@@ -95,20 +118,7 @@ def _from_file(path: Path, task_id: str, source: str, split: str) -> Task:
 
 
 def _from_parquet(path: Path, split: str | None) -> Iterator[Task]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise TaskError(f"tasks: {path} is no readable parquet file: {error}") from error
-    missing = [name for name in PARQUET_COLUMNS if name not in table.column_names]
-    if missing:
-        raise TaskError(
-            f"tasks: {path} has no column {', '.join(missing)}; it has {', '.join(table.column_names)} and "
-            f"needs {', '.join(PARQUET_COLUMNS)}"
-        )
-    for index, row in enumerate(table.to_pylist()):
+    for index, row in enumerate(read_rows(path)):
         row_split = row.get("split")
         if split is not None and row_split is not None and row_split != split:
             continue
