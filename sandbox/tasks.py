@@ -23,8 +23,8 @@ def load_tasks(source: str, *, split: str | None = None) -> list[Task]:
     """Tasks of `source`: a .py file, a folder of them, or a .parquet with columns ops, data_source and code.
 
     A folder is read in KernelBench's layout (`level1/7_Name.py`), as submissions (`name/model.py`) or flat, in the
-    order of the numbers in the names. `split` labels the tasks; a parquet with a `split` column is filtered by it
-    instead. No task code is run here.
+    order of the numbers in the names. `split` labels the tasks; a parquet with a `split`, as a column or in the JSON of
+    a column `metadata`, is filtered by it instead. No task code is run here.
 
     Raises:
         TaskError: nothing is there, a file has no Model, get_inputs or get_init_inputs, or a column is missing.
@@ -119,16 +119,17 @@ def _from_file(path: Path, task_id: str, source: str, split: str) -> Task:
 
 def _from_parquet(path: Path, split: str | None) -> Iterator[Task]:
     for index, row in enumerate(read_rows(path)):
-        row_split = row.get("split")
+        metadata = json.loads(row.get("metadata") or "{}")
+        row_split = row.get("split") or metadata.get("split")
         if split is not None and row_split is not None and row_split != split:
             continue
-        task_id = row.get("task_id") or f"{path.stem}/{index:05d}"
+        task_id = row.get("task_id") or metadata.get("task_id") or f"{path.stem}/{index:05d}"
         yield _task(
             row["code"] or "",
             f"{path} row {index}",
             task_id=task_id,
             source=row["data_source"] or "parquet",
-            ops=_ops(row["ops"]),
+            ops=declared_ops(row["ops"]),
             split=row_split or split or "train",
         )
 
@@ -140,7 +141,7 @@ def _task(code: str, where: str, **fields: Any) -> Task:
     return Task(code=code, **fields)
 
 
-def _ops(value: str | list[str] | None) -> list[str]:
+def declared_ops(value: str | list[str] | None) -> list[str]:
     """Ops-6K writes a JSON list as text for torch rows and a bare class name for transformers rows."""
     if not isinstance(value, str):
         return [str(op) for op in value or []]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -144,13 +144,13 @@ class TaskChecker:
         done = len(tasks) - len(missing)
         self._report(phase, done, len(tasks))
         with ThreadPoolExecutor(num_threads) as pool:
-            work = [
-                pool.submit(self._run, phase, task.code, slots[index % len(slots)])
+            work = {
+                pool.submit(self._run, phase, task.code, slots[index % len(slots)]): task
                 for index, task in enumerate(missing)
-            ]
+            }
             try:
-                for task, result in zip(missing, work, strict=True):
-                    evidence = result.result()
+                for result in as_completed(work):
+                    task, evidence = work[result], result.result()
                     self._store.put(phase, content_key(task.code), evidence)
                     _attach(task, phase, evidence)
                     done += 1

@@ -64,7 +64,7 @@ class KernelBench:
         return sorted(scored, key=lambda pair: (-pair[1], pair[0]))[:count]
 
     def similar(self, code: str, config: FilterConfig) -> Finding | None:
-        """A problem whose Model is above the limit of similarity, or with the same operators on nearly the same shapes."""
+        """A problem too similar in structure, or with the same operators on nearly the same shapes."""
         mine = Structure(code)
         for problem in self.problems:
             score = similarity(mine, problem.structure, at_least=config.max_similarity)

@@ -12,9 +12,10 @@ from jaxagent.synthesis.reasons import FilterConfig, Finding, Reason
 from jaxagent.synthesis.similarity import Structure, similarity
 from sandbox.taskcheck.probe import Evidence
 
-_PERMUTATIONS, _SEED, _RUN = 128, 1, 5
+PERMUTATIONS = 128
+_SEED, _RUN = 1, 5
 _LSH_MARGIN = 0.75
-"""The index is asked with a lower bound than wanted: its own estimate errs by about 1/sqrt(_PERMUTATIONS)."""
+"""The index is asked with a lower bound than wanted: its own estimate errs by about 1/sqrt(PERMUTATIONS)."""
 _MIN_STRUCTURE = 0.9
 
 
@@ -48,7 +49,7 @@ class DuplicateIndex:
     def __init__(self, config: FilterConfig) -> None:
         self._config = config
         self._exact: dict[str, str] = {}
-        self._near = MinHashLSH(threshold=_LSH_MARGIN * config.min_jaccard, num_perm=_PERMUTATIONS)
+        self._near = MinHashLSH(threshold=_LSH_MARGIN * config.min_jaccard, num_perm=PERMUTATIONS)
         self._entries: dict[str, tuple[MinHash, Structure, Signature]] = {}
 
     def exact(self, code: str) -> Finding | None:
@@ -58,7 +59,7 @@ class DuplicateIndex:
 
     def near(self, code: str, evidence: Evidence) -> Finding | None:
         """Nearly the same text and structure, the same operators, on nearly the same sizes."""
-        mine, structure, signature = _sketch(code), Structure(code), Signature.of(evidence)
+        mine, structure, signature = sketch_of(code), Structure(code), Signature.of(evidence)
         for name in sorted(self._near.query(mine)):
             other, other_structure, other_signature = self._entries[str(name)]
             jaccard = mine.jaccard(other)
@@ -75,14 +76,15 @@ class DuplicateIndex:
     def add(self, name: str, code: str, evidence: Evidence) -> None:
         """`name` is unique in the set."""
         self._exact.setdefault(normalised(code), name)
-        sketch = _sketch(code)
+        sketch = sketch_of(code)
         self._near.insert(name, sketch)
         self._entries[name] = (sketch, Structure(code), Signature.of(evidence))
 
 
-def _sketch(code: str) -> MinHash:
+def sketch_of(code: str) -> MinHash:
+    """MinHash of the runs of five tokens of the normal form, numbers blanked."""
     tokens = tokens_of(code)
     runs: set[Any] = {" ".join(tokens[i : i + _RUN]).encode() for i in range(max(1, len(tokens) - _RUN + 1))}
-    sketch = MinHash(num_perm=_PERMUTATIONS, seed=_SEED)
+    sketch = MinHash(num_perm=PERMUTATIONS, seed=_SEED)
     sketch.update_batch(sorted(runs))
     return sketch

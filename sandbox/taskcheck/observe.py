@@ -24,20 +24,26 @@ MAX_EVENTS = 20
 MAX_OPERATORS = 200
 MAX_PRINTED = 2000
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
-_FREE = frozenset(
+FREE_CALLS = frozenset(
     name
     for line in (
         "view view_as reshape reshape_as permute transpose t T mT H mH swapaxes swapdims movedim moveaxis contiguous",
-        "flatten unflatten squeeze unsqueeze expand expand_as broadcast_to chunk split tensor_split unbind narrow select",
-        "diagonal detach item tolist data size shape dim ndim stride numel nelement storage_offset element_size data_ptr",
-        "is_contiguous is_floating_point is_complex is_cuda is_sparse is_quantized requires_grad requires_grad_ grad",
-        "grad_fn names dtype device layout get_device to float double half bfloat16 long int bool type type_as",
+        "flatten unflatten squeeze unsqueeze expand expand_as broadcast_to chunk split tensor_split unbind narrow",
+        "select diagonal detach item tolist data size shape dim ndim stride numel nelement storage_offset element_size",
+        "data_ptr is_contiguous is_floating_point is_complex is_cuda is_sparse is_quantized requires_grad",
+        "requires_grad_ grad grad_fn names dtype device layout get_device to float double half bfloat16 long int bool",
+        "type type_as",
         "zeros ones empty full arange linspace eye zeros_like ones_like empty_like full_like new_zeros new_ones",
         "new_empty new_full tensor as_tensor __get__ __getitem__ __len__ __iter__ __format__ __repr__ __bool__",
     )
     for name in line.split()
 )
 """Calls that compute nothing: shapes, views, types, and memory that is made with a fixed content."""
+
+
+def tensor_methods() -> frozenset[str]:
+    """Public methods of torch.Tensor."""
+    return frozenset(name for name in dir(torch.Tensor) if not name.startswith("_"))
 
 
 class OperatorCalls(TorchFunctionMode):
@@ -54,7 +60,7 @@ class OperatorCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = (resolve_name(func) or getattr(func, "__name__", "?")).rpartition(".")
-        if self._depth == 0 and not ({name[2], name[0].rpartition(".")[2]} & _FREE):
+        if self._depth == 0 and not ({name[2], name[0].rpartition(".")[2]} & FREE_CALLS):
             self._add(name[2].strip("_"))
         return func(*args, **(kwargs or {}))
 

@@ -15,6 +15,7 @@ import os
 import shutil
 import sysconfig
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class TaskProber:
     def __init__(self, config: ProbeConfig, spec: DeviceSpec) -> None:
         self._config, self._spec = config, spec
         self._compilers = itertools.count()
+        self._quiet = threading.Lock()
         self._device = spec.kind
         self._folder = Path(tempfile.mkdtemp(prefix="jaxagent-probe-"))
         self._folder.chmod(0o755)
@@ -56,6 +58,10 @@ class TaskProber:
 
     def eager(self, code: str) -> Evidence:
         """Phases build, examine and time. Raises DeviceError where a process of ours fails."""
+        with self._quiet:
+            return self._eager(code)
+
+    def _eager(self, code: str) -> Evidence:
         cores = self._spec.cores
         evidence = self._phases(code, [("examine", {"slow_s": self._config.slow_ms / 1e3})], cores=cores)
         if _is_complete(evidence, "examine"):
