@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from datasketch import MinHashLSH
+from datasketch import MinHash, MinHashLSH
 
 from jaxagent.synthesis.duplicates import PERMUTATIONS, sketch_of
 from jaxagent.synthesis.normal_form import normalised
 from sandbox.tasks import TaskError, declared_ops, read_rows
 
-_NEAR = 0.85
+_NEAR = 0.95
+"""Share of common runs of tokens of neighbours; one operator in place of another already leaves less."""
 
 
 @dataclass(slots=True)
@@ -177,12 +178,15 @@ def _groups(rows: Sequence[OpsRow]) -> list[int]:
 
     near = MinHashLSH(threshold=_NEAR, num_perm=PERMUTATIONS)
     by_operators: dict[frozenset[str], int] = {}
+    sketches: list[MinHash] = []
     for index, row in enumerate(rows):
         join(by_operators.setdefault(frozenset(map(_plain, row.ops)), index), index)
         sketch = sketch_of(row.code)
-        for other in near.query(sketch):
-            join(int(str(other)), index)
+        for other in map(int, map(str, near.query(sketch))):
+            if sketch.jaccard(sketches[other]) >= _NEAR:
+                join(other, index)
         near.insert(str(index), sketch)
+        sketches.append(sketch)
     return [find(index) for index in range(len(rows))]
 
 
