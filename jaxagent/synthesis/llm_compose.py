@@ -124,22 +124,30 @@ class LLMComposer:
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(_RETRIED),
             stop=tenacity.stop_after_attempt(self._config.max_retries + 1),
-            wait=tenacity.wait_exponential_jitter(initial=0.5, max=20),
+            wait=tenacity.wait_random_exponential(multiplier=0.5, max=20),
             reraise=True,
         )
         try:
-            answer = await retrying(client.chat.completions.create, messages=messages, **settings)
+            async for attempt in retrying:
+                with attempt:
+                    asked: Any = {"messages": messages, **settings}
+                    return _reply(await client.chat.completions.create(**asked))
         except openai.OpenAIError as error:
             raise LLMError(
                 f"llm.base_url {self._config.base_url}, model {self._config.model}: {type(error).__name__}: {error}. "
                 f"Is the server up, and the key in {self._config.api_key_env} right? --resume goes on from here"
             ) from error
-        used = answer.usage
-        return {
-            "text": answer.choices[0].message.content or "",
-            "prompt_tokens": used.prompt_tokens if used else 0,
-            "completion_tokens": used.completion_tokens if used else 0,
-        }
+        raise AssertionError("unreachable")
+
+
+def _reply(answer: Any) -> dict[str, Any]:
+    """What is kept of a chat completion."""
+    used = answer.usage
+    return {
+        "text": answer.choices[0].message.content or "",
+        "prompt_tokens": used.prompt_tokens if used else 0,
+        "completion_tokens": used.completion_tokens if used else 0,
+    }
 
 
 def parse_reply(text: str) -> Composed:
