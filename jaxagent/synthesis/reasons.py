@@ -77,6 +77,9 @@ class FilterConfig(Config):
         "numbers",
         "copy",
         "warnings",
+        "contextlib",
+        "random",
+        "time",
         "__future__",
     )
     min_jaccard: float = Field(default=0.85, gt=0, le=1)

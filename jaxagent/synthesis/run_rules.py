@@ -22,8 +22,10 @@ _EAGER_PHASES = ("build", "examine", "time")
 
 
 def hangs(evidence: Evidence, config: FilterConfig) -> Finding | None:
-    """Building, or running eagerly, comes to no end within the time limit."""
+    """Building, or running eagerly, comes to no end within the time limit, or waits instead of computing."""
     for phase in _EAGER_PHASES:
+        if evidence.get(phase, {}).get("slept"):
+            return Finding(Reason.HANGS, f"{phase}: calls time.sleep, which waits instead of computing")
         failure = _failure(evidence, phase)
         if failure is not None and failure["type"] == "Timeout":
             return Finding(Reason.HANGS, f"{phase}: {failure['message']}")

@@ -49,15 +49,7 @@ def no_model(code: str, config: FilterConfig) -> Finding | None:
 
 def missing_get_inputs(code: str, config: FilterConfig) -> Finding | None:
     """get_inputs or get_init_inputs is not there."""
-    tree = ast.parse(code)
-    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    defined |= {
-        target.id
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    defined = {node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
     missing = [name for name in REQUIRED_FUNCTIONS if name not in defined]
     if not missing:
         return None

@@ -131,6 +131,7 @@ class OutsideRecord:
 
     def __init__(self) -> None:
         self.touched: list[str] = []
+        self.slept = False
         self._printed = io.StringIO()
         self._watching = False
         self._own = tuple(
@@ -170,6 +171,8 @@ class OutsideRecord:
             self._watching = True
 
     def _describe(self, event: str, arguments: tuple[Any, ...]) -> str | None:
+        if event == "time.sleep":
+            self.slept = True
         if event == "open":
             path, mode, flags = arguments
             if isinstance(path, int) or self._is_library(str(path)):

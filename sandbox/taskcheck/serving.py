@@ -54,7 +54,7 @@ class TaskProbe:
         except BaseException as error:  # noqa: B036 - a task may raise SystemExit, and that is its fault
             facts = {"failure": _describe(error)}
         touched = [] if message["op"] == "compile" else self._outside.touched  # there the compiler writes its own files
-        return facts | {"printed": self._outside.printed, "touched": touched}
+        return facts | {"printed": self._outside.printed, "touched": touched, "slept": self._outside.slept}
 
     def _build(self, message: dict[str, Any]) -> dict[str, Any]:
         sys.modules["task_model"] = self._module  # dataclasses and pickle look classes up there

@@ -63,6 +63,7 @@ PLANTED: dict[str, tuple[str, str]] = {
         ),
     ),
     "dropout_in_training": ("stochastic", task("return F.dropout(x, 0.5, training=True)")),
+    "python_noise": ("stochastic", "import random\n" + task("return x * random.random()")),
     "adds_noise": ("stochastic", task("return x + torch.randn_like(x)")),
     "quiet_noise": ("stochastic", task("return x + 1e-12 * torch.rand_like(x)")),
     "uninitialised": ("stochastic", task("return x + torch.empty(1024, 1024).clamp(-9, 9)")),
@@ -105,6 +106,7 @@ PLANTED: dict[str, tuple[str, str]] = {
     "writes_a_file": ("prints_or_reads_files", task("open('/tmp/planted', 'w').write('x')\nreturn x.relu()")),
     "endless": ("hangs", task("while True:\n    pass")),
     "endless_inputs": ("hangs", task("return x.relu()", inputs="[torch.randn(9) for _ in iter(int, 1)]")),
+    "sleeps": ("hangs", "import time\n" + task("time.sleep(0.003)\nreturn x.relu()")),
     "tiny": ("too_fast", task("return torch.tanh(x)", inputs="[torch.randn(4, 4)]")),
     "huge": (
         "too_slow",
