@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import fcntl
+import itertools
+import os
+import tempfile
+from pathlib import Path
+from typing import IO, Any
 
 import ray
 
@@ -16,8 +21,9 @@ class _ProberActor:
     """A TaskProber on the device that Ray gives this process."""
 
     def __init__(self, config: ProbeConfig) -> None:
-        judge = JudgeConfig(device=config.device, cores_per_device=config.cores_per_device)
-        self._prober = TaskProber(config, device_spec(judge, 0, gpu=0 if config.device == "cuda" else None))
+        index, self._claim = _claim_cores()
+        judge = JudgeConfig(device=config.device, num_devices=index + 1, cores_per_device=config.cores_per_device)
+        self._prober = TaskProber(config, device_spec(judge, index, gpu=0 if config.device == "cuda" else None))
 
     def eager(self, code: str) -> Evidence:
         return self._prober.eager(code)
@@ -27,6 +33,24 @@ class _ProberActor:
 
     def close(self) -> None:
         self._prober.close()
+
+
+def _claim_cores() -> tuple[int, IO[bytes]]:
+    """The first set of this node's cores that no other actor has, and the open file that holds it until we end.
+
+    Ray counts cores and does not hand out any in particular.
+    """
+    folder = Path(tempfile.gettempdir()) / f"jaxagent-probe-slots-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for index in itertools.count():
+        held = open(folder / str(index), "wb")  # noqa: SIM115 - stays open as long as the actor lives
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held.close()
+        else:
+            return index, held
+    raise AssertionError("unreachable")
 
 
 class RayProber:

@@ -30,6 +30,8 @@ class Problem:
 
     name: str
     structure: Structure
+    bare: Structure
+    """Without annotations: a task without them would otherwise match none of the problems, which all have them."""
     operators: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
 
@@ -46,12 +48,11 @@ class KernelBench:
         for path in paths:
             try:
                 code = path.read_text(encoding="utf-8")
-                structure = Structure(code)
+                structures = _both(code)
             except (SimilarityError, UnicodeDecodeError):
                 continue
-            self.problems.append(
-                Problem(f"{path.parent.name}/{path.stem}", structure, called_operators(code), stated_shapes(code))
-            )
+            name = f"{path.parent.name}/{path.stem}"
+            self.problems.append(Problem(name, *structures, called_operators(code), stated_shapes(code)))
         if not self.problems:
             raise KernelBenchError(
                 f"kernelbench: {folder} holds no level1/…/*.py with a class Model; give a checkout of KernelBench"
@@ -59,15 +60,15 @@ class KernelBench:
 
     def neighbours(self, code: str, *, count: int = 3) -> list[tuple[str, float]]:
         """The problems most similar to a task's Model, best first."""
-        mine = Structure(code)
-        scored = ((problem.name, similarity(mine, problem.structure)) for problem in self.problems)
+        mine = _both(code)
+        scored = ((problem.name, _similarity(mine, problem)) for problem in self.problems)
         return sorted(scored, key=lambda pair: (-pair[1], pair[0]))[:count]
 
     def similar(self, code: str, config: FilterConfig) -> Finding | None:
         """A problem too similar in structure, or with the same operators on nearly the same shapes."""
-        mine = Structure(code)
+        mine = _both(code)
         for problem in self.problems:
-            score = similarity(mine, problem.structure, at_least=config.max_similarity)
+            score = _similarity(mine, problem, at_least=config.max_similarity)
             if score > config.max_similarity:
                 return Finding(Reason.KERNELBENCH_SIMILAR, f"similarity {score:.4f} to {problem.name}")
         operators, shapes = called_operators(code), stated_shapes(code)
@@ -77,6 +78,17 @@ class KernelBench:
                 what = f"the operators of {problem.name} on its shapes: {', '.join(operators)}"
                 return Finding(Reason.KERNELBENCH_SIMILAR, what)
         return None
+
+
+def _both(code: str) -> tuple[Structure, Structure]:
+    return Structure(code), Structure(code, bare=True)
+
+
+def _similarity(mine: tuple[Structure, Structure], problem: Problem, *, at_least: float = 0.0) -> float:
+    """The larger of the two: of the text as it is, and without annotations."""
+    return max(
+        similarity(mine[0], problem.structure, at_least=at_least), similarity(mine[1], problem.bare, at_least=at_least)
+    )
 
 
 def called_operators(code: str) -> tuple[str, ...]:

@@ -53,12 +53,14 @@ class Node:
 class Structure:
     """A program prepared for comparison with others."""
 
-    def __init__(self, code: str, *, class_name: str | None = "Model") -> None:
+    def __init__(self, code: str, *, class_name: str | None = "Model", bare: bool = False) -> None:
         """`class_name`: compare that class alone; None compares the whole program.
 
-        Docstrings are left out. Raises SimilarityError for text that is no Python or has no such class.
+        Docstrings are left out. `bare` also leaves out annotations and the arguments of super(), which change what
+        nodes match and nothing else. Raises SimilarityError for text that is no Python or has no such class.
         """
-        self.roots = [(_WEIGHTS[node.kind], node) for node in _walk(_tree(code, class_name)) if node.kind in _WEIGHTS]
+        tree = _tree(code, class_name, bare=bare)
+        self.roots = [(_WEIGHTS[node.kind], node) for node in _walk(tree) if node.kind in _WEIGHTS]
         self.total = sum(weight * node.size for weight, node in self.roots)
 
 
@@ -82,7 +84,7 @@ def nearest(code: str, others: Sequence[tuple[str, Structure]], *, count: int = 
     return sorted(scored, key=lambda pair: (-pair[1], pair[0]))[:count]
 
 
-def _tree(code: str, class_name: str | None) -> Node:
+def _tree(code: str, class_name: str | None, *, bare: bool) -> Node:
     try:
         tree: ast.AST = ast.parse(code)
     except (SyntaxError, ValueError) as error:
@@ -92,7 +94,24 @@ def _tree(code: str, class_name: str | None) -> Node:
         if not found:
             raise SimilarityError(f"the program has no class {class_name}")
         tree = found[-1]
-    return _node(tree)
+    return _node(_Bare().visit(tree) if bare else tree)
+
+
+class _Bare(ast.NodeTransformer):
+    """Without annotations, and with super() for super(Model, self)."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation = None
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if isinstance(node.func, ast.Name) and node.func.id == "super":
+            node.args = []
+        return self.generic_visit(node)
 
 
 def _node(tree: ast.AST) -> Node:

@@ -49,6 +49,19 @@ def test_names_sizes_and_docstrings_do_not_count_but_structure_does():
     assert 0 < similarity(Structure(first), Structure(longer)) < 0.9
 
 
+def test_annotations_and_the_form_of_super_do_not_hide_a_problem(tmp_path: Path):
+    (tmp_path / "level1").mkdir()
+    plain = task("return torch.tanh(x)")
+    annotated = plain.replace("self, x)", "self, x: torch.Tensor) -> torch.Tensor").replace(
+        "super()", "super(Model, self)"
+    )
+    assert similarity(Structure(plain), Structure(annotated)) < 0.9
+    assert similarity(Structure(plain, bare=True), Structure(annotated, bare=True)) == 1.0
+    (tmp_path / "level1" / "22_Tanh.py").write_text(annotated)
+    finding = KernelBench(tmp_path).similar(plain, FilterConfig())
+    assert finding is not None and "1.0000 to level1/22_Tanh" in finding.detail
+
+
 def test_a_bound_saves_work_and_changes_no_score_above_it():
     first, second = task("return x"), task("\n".join(["x = x + 1"] * 40) + "\nreturn x")
     assert similarity(Structure(first), Structure(second), at_least=0.9) == 0.0

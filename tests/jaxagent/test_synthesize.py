@@ -67,6 +67,19 @@ def test_a_killed_synthesis_goes_on_and_repeats_nothing(tmp_path: Path):
     assert [row.code for row in load_ops6k(out)] == [row.code for row in rows]
 
 
+@pytest.mark.slow
+@pytest.mark.ray
+def test_candidates_run_on_a_ray_cluster_too(tmp_path: Path):
+    import ray
+
+    config, out = _config(tmp_path, executor="ray", num_tasks=1, block=2, max_candidates=2), tmp_path / "tasks.parquet"
+    try:
+        assert main(["synthesize", str(config), "--out", str(out)]) == 0
+    finally:
+        ray.shutdown()
+    assert len(load_ops6k(out)) == 1
+
+
 def test_a_log_of_another_config_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     EvidenceLog(tmp_path / "tasks.log", SynthesisConfig(seed=1), resume=False).close()
     more = SynthesisConfig(seed=1, num_tasks=999)
