@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 import warnings
 from collections import Counter
@@ -165,7 +166,7 @@ class OutsideRecord:
         self._watching = False
         try:
             text = self._describe(event, arguments)
-            if text is not None:
+            if text is not None and _is_asked_by_task():
                 self.touched.append(text)
         finally:
             self._watching = True
@@ -186,4 +187,21 @@ class OutsideRecord:
 
     def _is_library(self, path: str) -> bool:
         """Imports read Python files, torch asks the system about its processors, and `inspect` looks for our code."""
-        return path.startswith((*self._own, "/proc/", "/sys/", "/dev/", "<")) or path == "model.py"
+        libraries = (*self._own, "/proc/", "/sys/", "/dev/")
+        return path.startswith("<") or path == "model.py" or os.path.abspath(path).startswith(libraries)
+
+
+def _is_asked_by_task() -> bool:
+    """Whether the task's own code made the call, also through a library, and not in the course of an import.
+
+    Imports, and what libraries look up when they are first used, read many files.
+    """
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name == "model.py":
+            return True
+        if "importlib" in name:
+            return False
+        frame = frame.f_back
+    return False

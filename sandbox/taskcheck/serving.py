@@ -26,7 +26,16 @@ from sandbox.judge.placement import Placement, layout_of, make_placement, settle
 from sandbox.judge.serving import is_tensor
 from sandbox.judge.values import flatten, unflatten
 from sandbox.taskcheck.observe import DispatchRecord, OperatorCalls, OutsideRecord
-from sandbox.taskcheck.signals import distance, foreign, sample_of, unchanged_share
+from sandbox.taskcheck.signals import (
+    differs,
+    distance,
+    finite_share,
+    foreign,
+    largest,
+    sample_of,
+    typed_shape,
+    unchanged_share,
+)
 
 _SEEDS = (11, 23, 37)
 _MIN_ROUNDS, _MAX_ROUNDS = 7, 31
@@ -64,7 +73,8 @@ class TaskProbe:
         state = self._model.state_dict()
         return {
             "inputs": [layout_of(tensor) for tensor in first[1]],
-            "inputs_fixed": [_shape(tensor) for tensor in first[1]] == [_shape(tensor) for tensor in second[1]],
+            "inputs_fixed": [typed_shape(tensor) for tensor in first[1]]
+            == [typed_shape(tensor) for tensor in second[1]],
             "num_parameters": sum(parameter.numel() for parameter in self._model.parameters()),
             "state_bytes": sum(tensor.numel() * tensor.element_size() for tensor in state.values()),
         }
@@ -85,7 +95,7 @@ class TaskProbe:
             "operators": operators.names,
             "aten": dict(dispatched.counts.most_common(60)),
             "random_operators": dispatched.random,
-            "mutated_inputs": [i for i, (old, new) in enumerate(zip(before, drawn, strict=True)) if _differs(old, new)],
+            "mutated_inputs": [i for i, (old, new) in enumerate(zip(before, drawn, strict=True)) if differs(old, new)],
         }
         if facts["foreign_output"] is not None:
             return facts
@@ -93,7 +103,7 @@ class TaskProbe:
         again = self._samples(node, before, seed=6)
         facts["forward_s"] = time.monotonic() - began
         facts["changed_state"] = [
-            name for name, tensor in self._model.state_dict().items() if _differs(state[name], tensor)
+            name for name, tensor in self._model.state_dict().items() if differs(state[name], tensor)
         ]
         if facts["forward_s"] > message["slow_s"]:
             return facts
@@ -107,19 +117,19 @@ class TaskProbe:
         others = [self._draw(seed) for seed in _SEEDS[1:]]
         draws = [first, *(self._samples(*draw, seed=7 + index) for index, draw in enumerate(others))]
         deviations = {
-            "repeated": _largest(first, again),
-            "after other work": _largest(first, self._samples(node, inputs, seed=17)),
-            "on poisoned memory": _largest(first, self._poisoned(node, inputs)),
-            "another instance with the same weights": _largest(first, self._rebuilt(node, inputs, state)),
+            "repeated": largest(first, again),
+            "after other work": largest(first, self._samples(node, inputs, seed=17)),
+            "on poisoned memory": largest(first, self._poisoned(node, inputs)),
+            "another instance with the same weights": largest(first, self._rebuilt(node, inputs, state)),
         }
         return {
             "deviations": deviations,
-            "inputs_vary": any(_differs(a, b) for draw in others for a, b in zip(inputs, draw[1], strict=True)),
+            "inputs_vary": any(differs(a, b) for draw in others for a, b in zip(inputs, draw[1], strict=True)),
             "signals": [
                 max(distance(draws[i][k], draws[j][k]) for i, j in ((0, 1), (0, 2), (1, 2))) for k in range(len(first))
             ],
             "unchanged_shares": [unchanged_share([draw[k] for draw in draws]) for k in range(len(first))],
-            "finite_shares": [_finite_share(sample) for sample in first],
+            "finite_shares": [finite_share(sample) for sample in first],
             "weights_signal": self._weights_signal(node, inputs, state, first),
         }
 
@@ -150,7 +160,7 @@ class TaskProbe:
         perturb_parameters(self._model, state, torch.Generator().manual_seed(3))
         changed = self._samples(node, inputs, seed=20)
         self._model.load_state_dict(state)
-        return _largest(first, changed)
+        return largest(first, changed)
 
     def _time(self, message: dict[str, Any]) -> dict[str, Any]:
         """Single calls, after a warm-up by time; `budget_s` is spent unless _MAX_ROUNDS come first."""
@@ -188,7 +198,7 @@ class TaskProbe:
         compiled = self._samples(node, drawn, seed=5)
         seconds = time.monotonic() - began
         self._model = mine
-        return {"compile_s": seconds, "deviation": _largest(eager, compiled)}
+        return {"compile_s": seconds, "deviation": largest(eager, compiled)}
 
     def _make_model(self, *, seed: int) -> torch.nn.Module:
         torch.manual_seed(seed)
@@ -244,28 +254,6 @@ def serve(channel: Channel, device: str) -> None:
 def _describe(error: BaseException) -> dict[str, str]:
     lines = "".join(traceback.format_exception(error, limit=-4))
     return {"type": type(error).__name__, "message": str(error)[:1000], "traceback": lines[-2000:]}
-
-
-def _largest(first: list[Any], second: list[Any]) -> float:
-    if len(first) != len(second):
-        return distance(torch.zeros(1), torch.zeros(2))
-    return max((distance(a, b) for a, b in zip(first, second, strict=True)), default=0.0)
-
-
-def _shape(tensor: Any) -> tuple[Any, ...]:
-    return tensor.dtype, tuple(tensor.shape)
-
-
-def _differs(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Bit for bit, so that NaN equals itself."""
-    if first.shape != second.shape or first.dtype != second.dtype:
-        return True
-    first, second = first.detach().contiguous().view(-1), second.detach().contiguous().view(-1)
-    return not torch.equal(first.view(torch.uint8), second.view(torch.uint8))
-
-
-def _finite_share(sample: torch.Tensor) -> float:
-    return float(torch.isfinite(sample).double().mean()) if sample.numel() else 1.0
 
 
 def _synchronize(placement: Placement) -> None:

@@ -57,6 +57,31 @@ def unchanged_share(samples: list[torch.Tensor]) -> float:
     return float(same.double().mean())
 
 
+def largest(first: list[Any], second: list[Any]) -> float:
+    """The largest distance between outputs of two runs."""
+    if len(first) != len(second):
+        return distance(torch.zeros(1), torch.zeros(2))
+    return max((distance(a, b) for a, b in zip(first, second, strict=True)), default=0.0)
+
+
+def typed_shape(tensor: Any) -> tuple[Any, ...]:
+    """What has to be equal in all draws of inputs."""
+    return tensor.dtype, tuple(tensor.shape)
+
+
+def differs(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Bit for bit, so that NaN equals itself."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return True
+    first, second = first.detach().contiguous().view(-1), second.detach().contiguous().view(-1)
+    return not torch.equal(first.view(torch.uint8), second.view(torch.uint8))
+
+
+def finite_share(sample: torch.Tensor) -> float:
+    """Share of elements that are neither infinite nor NaN."""
+    return float(torch.isfinite(sample).double().mean()) if sample.numel() else 1.0
+
+
 def foreign(node: dict[str, Any], tensors: list[Any], *, outermost: bool = True) -> str | None:
     """What in an output is no plain tensor that can be judged; None where all is well.
 

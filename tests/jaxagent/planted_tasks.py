@@ -102,6 +102,10 @@ PLANTED: dict[str, tuple[str, str]] = {
     ),
     "prints": ("prints_or_reads_files", task("print('shape', x.shape)\nreturn x.relu()")),
     "reads_a_file": ("prints_or_reads_files", task("open('/etc/hostname').read()\nreturn x.relu()")),
+    "reads_through_numpy": (
+        "prints_or_reads_files",
+        "import numpy\n" + task("numpy.loadtxt('/proc/../etc/hostname', dtype=str)\nreturn x.relu()"),
+    ),
     "reads_what_is_missing": ("prints_or_reads_files", task("return x * len(open('/tmp/no-such-file').read())")),
     "writes_a_file": ("prints_or_reads_files", task("open('/tmp/planted', 'w').write('x')\nreturn x.relu()")),
     "endless": ("hangs", task("while True:\n    pass")),
