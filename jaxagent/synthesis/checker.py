@@ -108,13 +108,13 @@ class TaskChecker:
     def check(self, candidates: Iterable[tuple[str, str]]) -> list[CheckedTask]:
         """`candidates`: unique names and code. Raises DeviceError where our own processes fail repeatedly."""
         tasks = [CheckedTask(name, code, static_finding(code, self._filters)) for name, code in candidates]
-        self._gather("eager", [task for task in tasks if task.kept], len(self._slots("eager")))
+        self._gather("eager", [task for task in tasks if task.kept])
         for task in tasks:
             if task.kept:
                 task.finding = eager_finding(task.evidence, self._filters)
             if task.kept:
                 self._compare(task)
-        self._gather("compile", [task for task in tasks if task.kept], self._probe.num_compilers)
+        self._gather("compile", [task for task in tasks if task.kept])
         for task in tasks:
             if task.kept:
                 task.finding = compile_fails(task.evidence["compiled"], self._filters)
@@ -129,7 +129,7 @@ class TaskChecker:
         if task.kept:
             self._duplicates.add(task.name, task.code, task.evidence)
 
-    def _gather(self, phase: str, tasks: list[CheckedTask], num_threads: int) -> None:
+    def _gather(self, phase: str, tasks: list[CheckedTask]) -> None:
         """Evidence of a phase for every task, from the store or from running it."""
         missing = []
         for task in tasks:
@@ -140,7 +140,8 @@ class TaskChecker:
                 _attach(task, phase, found)
         if not missing:
             return
-        slots = self._slots(phase)
+        slots = self._slots()
+        num_threads = len(slots) if phase == "eager" else max(len(slots), self._probe.num_compilers)
         done = len(tasks) - len(missing)
         self._report(phase, done, len(tasks))
         with ThreadPoolExecutor(num_threads) as pool:
@@ -169,7 +170,7 @@ class TaskChecker:
                 logger.warning("a process of the task check failed, once more: %s", error)
         raise AssertionError("unreachable")
 
-    def _slots(self, phase: str) -> list[Prober]:
+    def _slots(self) -> list[Prober]:
         if not self._probers:
             self._probers = [TaskProber(self._probe, spec) for spec in device_specs(self._probe)]
         return self._probers
