@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -140,6 +141,13 @@ class OutsideRecord:
             for folder in {sys.prefix, sys.base_prefix, Path(torch.__file__).parents[1], Path(__file__).parents[2]}
         )
         sys.addaudithook(self._hook)
+        sleep = time.sleep  # Python 3.11 has no audit event for it
+
+        def recorded_sleep(seconds: float) -> None:
+            self.slept = self.slept or self._watching and _is_asked_by_task()
+            sleep(seconds)
+
+        time.sleep = recorded_sleep
 
     @property
     def printed(self) -> str:
@@ -172,8 +180,6 @@ class OutsideRecord:
             self._watching = True
 
     def _describe(self, event: str, arguments: tuple[Any, ...]) -> str | None:
-        if event == "time.sleep":
-            self.slept = True
         if event == "open":
             path, mode, flags = arguments
             if isinstance(path, int) or self._is_library(str(path)):
