@@ -70,7 +70,7 @@ def _explain(entry: Any) -> str:
 def identity(config: SynthesisConfig) -> dict[str, Any]:
     """What may not change when a synthesis is continued: all that decides about single candidates."""
     values = config.model_dump(mode="json")
-    for free in ("num_tasks", "max_candidates", "validation", "executor"):
+    for free in ("num_tasks", "max_candidates", "block", "validation", "executor"):
         values.pop(free)
     for free in ("num_devices", "num_compilers"):
         values["probe"].pop(free)

@@ -53,7 +53,7 @@ class EvidenceLog:
             self._log.close()
             raise SynthesisError(
                 f"{folder} was begun with another {', '.join(changed)}; restore the config, or take another --out. "
-                "num_tasks, max_candidates, validation, executor and the number of devices may change"
+                "num_tasks, max_candidates, block, validation, executor and the number of devices may change"
             )
 
 
