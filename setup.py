@@ -13,8 +13,13 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["jaxagent*", "rollout*", "sandbox*"]),
-    package_data={"rollout.prompts": ["*.j2"], "jaxagent.report": ["templates/*"]},
+    package_data={
+        "rollout.prompts": ["*.j2"],
+        "jaxagent.report": ["templates/*"],
+        "jaxagent.synthesis": ["prompts/*.j2"],
+    },
     install_requires=[
+        "datasketch",
         "docker",
         "flax",
         "httpx",

@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxagent.commands.stopping import StoppedError
 from jaxagent.files.disk import disk_full
+from jaxagent.synthesis.commands import add_commands as add_synthesis
 
 DONE, BAD_USAGE, FAILED = 0, 2, 3
 OUR_PACKAGES = ("jaxagent", "rollout", "sandbox")
@@ -129,6 +130,8 @@ def build_parser() -> argparse.ArgumentParser:
     report.add_argument("--open", action="store_true", help="show it in the browser")
     report.add_argument("--out", type=Path, metavar="FILE", help="where to write it (default: RUN_DIR/report.html)")
     report.set_defaults(run=run_report)
+
+    add_synthesis(commands)
     return parser
 
 

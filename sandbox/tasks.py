@@ -23,8 +23,8 @@ def load_tasks(source: str, *, split: str | None = None) -> list[Task]:
     """Tasks of `source`: a .py file, a folder of them, or a .parquet with columns ops, data_source and code.
 
     A folder is read in KernelBench's layout (`level1/7_Name.py`), as submissions (`name/model.py`) or flat, in the
-    order of the numbers in the names. `split` labels the tasks; a parquet with a `split` column is filtered by it
-    instead. No task code is run here.
+    order of the numbers in the names. `split` labels the tasks; a parquet with a `split`, as a column or in the JSON of
+    a column `metadata`, is filtered by it instead. No task code is run here.
 
     Raises:
         TaskError: nothing is there, a file has no Model, get_inputs or get_init_inputs, or a column is missing.
@@ -45,6 +45,24 @@ def load_tasks(source: str, *, split: str | None = None) -> list[Task]:
     return tasks
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of a parquet in the Ops-6K schema. Raises TaskError for another file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise TaskError(f"tasks: {path} is no readable parquet file: {error}") from error
+    missing = [name for name in PARQUET_COLUMNS if name not in table.column_names]
+    if missing:
+        raise TaskError(
+            f"tasks: {path} has no column {', '.join(missing)}; it has {', '.join(table.column_names)} and "
+            f"needs {', '.join(PARQUET_COLUMNS)}"
+        )
+    return table.to_pylist()
+
+
 def check_task(code: str) -> str | None:
     """What keeps `code` from being a task, or None. Looks at the syntax tree only."""
     try:
@@ -63,13 +81,18 @@ def check_task(code: str) -> str | None:
 
 
 def _from_folder(root: Path, split: str) -> Iterator[Task]:
-    for path in sorted(_task_files(root), key=lambda path: _natural(path.relative_to(root).as_posix())):
+    for path in task_files(root):
         relative = path.relative_to(root)
         parent = relative.parent if path.name != "model.py" else relative.parent.parent
         level = re.fullmatch(r"level(\d+)", parent.name or root.name)
         name = relative.parent if path.name == "model.py" and relative.parent.name else relative.with_suffix("")
         task_id = name.as_posix() if parent.name or not level else f"{root.name}/{name}"
         yield _from_file(path, task_id, f"kernelbench/{level[0]}" if level else "file", split)
+
+
+def task_files(root: Path) -> list[Path]:
+    """The files of a folder that hold tasks, in the order of the numbers in their names."""
+    return sorted(_task_files(root), key=lambda path: _natural(path.relative_to(root).as_posix()))
 
 
 def _task_files(root: Path) -> Iterator[Path]:
@@ -95,30 +118,18 @@ def _from_file(path: Path, task_id: str, source: str, split: str) -> Task:
 
 
 def _from_parquet(path: Path, split: str | None) -> Iterator[Task]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise TaskError(f"tasks: {path} is no readable parquet file: {error}") from error
-    missing = [name for name in PARQUET_COLUMNS if name not in table.column_names]
-    if missing:
-        raise TaskError(
-            f"tasks: {path} has no column {', '.join(missing)}; it has {', '.join(table.column_names)} and "
-            f"needs {', '.join(PARQUET_COLUMNS)}"
-        )
-    for index, row in enumerate(table.to_pylist()):
-        row_split = row.get("split")
+    for index, row in enumerate(read_rows(path)):
+        metadata = json.loads(row.get("metadata") or "{}")
+        row_split = row.get("split") or metadata.get("split")
         if split is not None and row_split is not None and row_split != split:
             continue
-        task_id = row.get("task_id") or f"{path.stem}/{index:05d}"
+        task_id = row.get("task_id") or metadata.get("task_id") or f"{path.stem}/{index:05d}"
         yield _task(
             row["code"] or "",
             f"{path} row {index}",
             task_id=task_id,
             source=row["data_source"] or "parquet",
-            ops=_ops(row["ops"]),
+            ops=declared_ops(row["ops"]),
             split=row_split or split or "train",
         )
 
@@ -130,7 +141,7 @@ def _task(code: str, where: str, **fields: Any) -> Task:
     return Task(code=code, **fields)
 
 
-def _ops(value: str | list[str] | None) -> list[str]:
+def declared_ops(value: str | list[str] | None) -> list[str]:
     """Ops-6K writes a JSON list as text for torch rows and a bare class name for transformers rows."""
     if not isinstance(value, str):
         return [str(op) for op in value or []]

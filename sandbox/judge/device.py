@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import shutil
 import tempfile
@@ -30,7 +29,7 @@ from sandbox.judge import sanitize, timing
 from sandbox.judge.arena import MemoryAccessError
 from sandbox.judge.candidate_side import CandidateSide, RejectedError
 from sandbox.judge.fits import check_fits
-from sandbox.judge.hygiene import Bounds
+from sandbox.judge.hygiene import Bounds, free_uid
 from sandbox.judge.oracle_side import OracleSide, new_seed
 from sandbox.judge.ownwork import refuse_observed
 from sandbox.judge.pair import time_pair
@@ -48,7 +47,6 @@ _START_TIMEOUT_S = 120.0
 _MEMORY_RETURNS_S, _HEALTHY_FREE_SHARE = 30.0, 0.9
 _ROOMY_SHARE = 0.75
 """Of the memory that was free at first: two workers' contexts take a part, another program would take more."""
-_user_ids = itertools.count()
 
 
 class DeviceJudge:
@@ -65,7 +63,7 @@ class DeviceJudge:
         self._compile_zygote: Zygote | None = None
         self._has_room = False
         self._starting = threading.Lock()
-        self._uid = _free_uid() if os.geteuid() == 0 else None
+        self._uid = free_uid() if os.geteuid() == 0 else None
 
     def judge(
         self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str, timed: bool = True
@@ -394,11 +392,3 @@ def _judgement(
 def _quartiles(series: timing.Series) -> str:
     record = series.to_json()
     return f"{record['p25_ms']:.4g}–{record['p75_ms']:.4g}"
-
-
-def _free_uid() -> int:
-    """A user of this device's own, so that two candidates can neither see nor signal each other."""
-    with open("/proc/self/uid_map") as uid_map:
-        largest = max(int(line.split()[0]) + int(line.split()[2]) - 1 for line in uid_map)
-    first = min(200_000, largest - 40_000)  # containers often map 65,536 users only
-    return first + (os.getpid() * 16 + next(_user_ids)) % 32_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import resource
 import signal
@@ -14,6 +15,7 @@ _CLONE_NEWNET, _CLONE_NEWIPC = 0x40000000, 0x08000000
 _DRIVER_FILE_BYTES = 64 << 20
 """A CUDA driver keeps small files in memory of its own; the candidate's user may write nowhere else."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_user_ids = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,14 @@ def confine(bounds: Bounds, *, keep: list[int]) -> None:
         os.setresuid(bounds.uid, bounds.uid, bounds.uid)
     _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     die_with_parent()  # after the change of user, which clears it
+
+
+def free_uid() -> int:
+    """A user of one worker's own, so that two can neither see nor signal each other."""
+    with open("/proc/self/uid_map") as uid_map:
+        largest = max(int(line.split()[0]) + int(line.split()[2]) - 1 for line in uid_map)
+    first = min(200_000, largest - 40_000)  # containers often map 65,536 users only
+    return first + (os.getpid() * 16 + next(_user_ids)) % 32_000
 
 
 def kill_user(uid: int) -> int:

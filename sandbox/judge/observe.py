@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _MAX_EVENTS = 20
-_PROCESS_EVENTS = (
+PROCESS_EVENTS = (
     "subprocess.Popen",
     "os.system",
     "os.exec",
@@ -50,6 +50,11 @@ _FILE_EVENTS = (
     "shutil.",
     "tempfile.",
 )
+
+
+def opens_for_writing(mode: Any, flags: Any) -> bool:
+    """From the arguments of the audit event `open`."""
+    return bool(isinstance(flags, int) and flags & 3 != 0 or isinstance(mode, str) and set(mode) & set("wax+"))
 
 
 class OperatorRecord(TorchDispatchMode):
@@ -98,9 +103,8 @@ class TamperRecord:
     def _describe(self, event: str, arguments: tuple[Any, ...]) -> str | None:
         if event == "open":
             path, mode, flags = arguments
-            writes = isinstance(flags, int) and flags & 3 != 0 or isinstance(mode, str) and set(mode) & set("wax+")
-            return f"opened {path!s} for writing" if writes else None
-        if event.startswith(_PROCESS_EVENTS) or event.startswith("socket."):
+            return f"opened {path!s} for writing" if opens_for_writing(mode, flags) else None
+        if event.startswith(PROCESS_EVENTS) or event.startswith("socket."):
             return f"called {event}"
         if event.startswith(_FILE_EVENTS):
             return f"called {event} on {str(arguments[:1])[:80]}"

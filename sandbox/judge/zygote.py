@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["judge", "compile"]
+Kind = Literal["judge", "compile", "probe"]
 _START_TIMEOUT_S = 180.0
 _FORK_TIMEOUT_S = 20.0
 _REAP_TIMEOUT_S = 30.0
@@ -31,7 +31,7 @@ class Zygote:
     """The supervisor's handle on one zygote process.
 
     `judge` has torch; `compile` also has TorchInductor warmed up, which costs seconds and memory that a candidate has
-    no use for.
+    no use for; `probe` has that too, and is off the network like `judge`, since tasks that nobody has seen run there.
     """
 
     def __init__(self, kind: Kind, *, num_threads: int, cache_dir: Path, gpu: str = "") -> None:
@@ -151,18 +151,19 @@ def _gpu_environment(gpu: str, cache_dir: Path) -> dict[str, str]:
 def _main(kind: Kind, device: str, fd: int) -> None:
     from sandbox.judge import hygiene, oracle, runner
     from sandbox.judge.channel import Channel, ChannelClosedError
+    from sandbox.taskcheck import serving
 
     began = time.monotonic()
     hygiene.die_with_parent()
     channel = Channel(socket.socket(fileno=fd))
     _warm_up(kind, device)
-    isolated = hygiene.isolate_network() if kind == "judge" else False
+    isolated = hygiene.isolate_network() if kind != "compile" else False
     num_tasks = len(os.listdir("/proc/self/task"))
     if num_tasks != 1:
         channel.send({"error": f"{num_tasks} threads are running after the warm-up; a fork needs exactly one"})
         return
     channel.send({"seconds": time.monotonic() - began, "network_isolated": isolated})
-    serve = {"oracle": oracle.serve, "runner": runner.serve}
+    serve = {"oracle": oracle.serve, "runner": runner.serve, "probe": serving.serve}
     while True:
         try:
             message = channel.receive()
@@ -213,7 +214,7 @@ def _reap(pid: int) -> int:
 
 
 def _warm_up(kind: Kind, device: str) -> None:
-    """Does once what every worker would repeat: lazy imports, and in `compile` a first torch.compile.
+    """Does once what every worker would repeat: lazy imports, and but for `judge` a first torch.compile.
 
     One thread, so that no OpenMP pool exists when workers are forked. The imports also spare workers, who run as
     another user, reading a Python installation that this user may not be allowed to read.
@@ -233,7 +234,7 @@ def _warm_up(kind: Kind, device: str) -> None:
     layer = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4)).eval()
     with torch.no_grad(), OperatorRecord():
         layer(torch.randn(2, 4))
-    if kind == "compile":
+    if kind != "judge":
         _warm_up_compiler(layer, device)
     gc.collect()
     gc.freeze()  # so that a worker's collector does not touch, and thereby copy, all that it inherits
