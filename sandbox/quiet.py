@@ -32,6 +32,10 @@ _MAX_PASSES = 5
 _SETTLE_S = 0.1
 
 
+class QuietError(OSError):
+    """The lease was not got, or its helper ended: nothing is said about what was to be timed."""
+
+
 class QuietLease:
     """One holder's access to the quiet of a machine; all holders on it share `registry_dir`."""
 
@@ -70,7 +74,7 @@ class QuietLease:
     def hold(self) -> Iterator[int]:
         """Freezes inside the block; yields the number of processes that were stopped.
 
-        Never stops the holder or a process above it. Raises TimeoutError if another holder does not let go.
+        Never stops the holder or a process above it. Raises QuietError if another holder does not let go.
         """
         with self._lock:
             try:
@@ -86,7 +90,7 @@ class QuietLease:
     def _release(self) -> None:
         try:
             self._ask({"thaw": True})
-        except (OSError, TimeoutError):  # the helper was killed: resume in its place
+        except OSError:  # the helper is gone: resume in its place
             self._end_helper()
             with open(self._registry / "lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -96,18 +100,21 @@ class QuietLease:
         helper = self._helper
         if helper is None or helper.poll() is not None:
             if "thaw" in message:
-                raise OSError("the helper is gone")
+                raise QuietError("the helper is gone")
             helper = self._helper = self._start_helper()
         assert helper.stdin is not None and helper.stdout is not None
-        helper.stdin.write(json.dumps(message).encode() + b"\n")
-        helper.stdin.flush()
+        try:
+            helper.stdin.write(json.dumps(message).encode() + b"\n")
+            helper.stdin.flush()
+        except BrokenPipeError as error:
+            raise QuietError("the quiet helper ended") from error
         if not select.select([helper.stdout], [], [], _ANSWER_TIMEOUT_S)[0]:
-            raise TimeoutError(
+            raise QuietError(
                 f"the quiet lease in {self._registry} was not got in {_ANSWER_TIMEOUT_S:g} s; another judge holds it"
             )
         line = helper.stdout.readline()
         if not line:
-            raise OSError("the quiet helper ended")
+            raise QuietError("the quiet helper ended")
         return json.loads(line)
 
     def _start_helper(self) -> subprocess.Popen[bytes]:
@@ -185,7 +192,11 @@ def registered_processes(registry: Path, processes: dict[int, _Process]) -> set[
             continue
         pid = int(number)
         process = processes.get(pid)
-        if process is None or entry.read_text() != str(process.started):
+        try:
+            started = entry.read_text()
+        except FileNotFoundError:  # unregistered since the folder was listed
+            continue
+        if process is None or started != str(process.started):
             entry.unlink(missing_ok=True)
         elif kind == "tree":
             roots.add(pid)

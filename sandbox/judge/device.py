@@ -37,7 +37,7 @@ from sandbox.judge.run import Run
 from sandbox.judge.spec import DeviceSpec
 from sandbox.judge.worker import Worker, WorkerError
 from sandbox.judge.zygote import Kind, Zygote
-from sandbox.quiet import QuietLease
+from sandbox.quiet import QuietError, QuietLease
 from sandbox.reward import REJECTED, eq1
 from sandbox.skill import load_skill
 from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Outcome, Sanitized, Task
@@ -231,7 +231,7 @@ class DeviceJudge:
         try:
             with self._quiet.hold():
                 yield
-        except TimeoutError as error:
+        except QuietError as error:
             raise DeviceError(str(error)) from error
         finally:
             for worker in timed:

@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sandbox.quiet import QuietLease
+from sandbox.quiet import QuietError, QuietLease
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLDER = """
@@ -158,6 +159,27 @@ def test_a_process_that_is_gone_is_not_frozen_under_its_number(lease, tmp_path):
     assert not list((tmp_path / "registry").glob("tree-*"))
     with pytest.raises(ProcessLookupError):
         lease.register(process.pid)
+
+
+def test_an_entry_that_goes_while_the_registry_is_read_is_passed_over(lease, tmp_path, sleeper):
+    sleeper.stdout.readline()
+    lease.register(sleeper.pid)
+    (tmp_path / "registry" / f"tree-{os.getpid()}").symlink_to(tmp_path / "gone")  # listed, and not there when read
+    with lease.hold():
+        assert state_of(sleeper.pid) == "T"
+
+
+def test_a_helper_that_dies_while_the_lease_is_asked_for_is_an_error_of_its_own(lease, sleeper):
+    sleeper.stdout.readline()
+    with lease.hold():
+        pass
+    os.kill(lease._helper.pid, signal.SIGSTOP)
+    threading.Timer(0.2, os.kill, (lease._helper.pid, signal.SIGKILL)).start()
+    with pytest.raises(QuietError, match="helper ended"), lease.hold():
+        pass
+    lease.register(sleeper.pid)
+    with lease.hold():
+        assert state_of(sleeper.pid) == "T"
 
 
 def test_the_lease_can_be_held_again_after_its_helper_was_killed(lease, sleeper):
