@@ -57,12 +57,13 @@ class RayProber:
     """A prober somewhere in the cluster, called from a thread that waits."""
 
     def __init__(self, config: ProbeConfig) -> None:
-        actor: Any = ray.remote(
-            num_cpus=config.cores_per_device,
-            num_gpus=1 if config.device == "cuda" else 0,
-            max_concurrency=config.num_compilers + 1,
-            max_restarts=2,
-        )(_ProberActor)
+        options: dict[str, Any] = {
+            "num_cpus": config.cores_per_device,
+            "num_gpus": 1 if config.device == "cuda" else 0,
+            "max_concurrency": config.num_compilers + 1,
+            "max_restarts": 2,
+        }
+        actor: Any = ray.remote(**options)(_ProberActor)
         self._actor = actor.remote(config)
 
     def eager(self, code: str) -> Evidence:

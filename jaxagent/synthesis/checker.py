@@ -95,7 +95,7 @@ class TaskChecker:
         self._report = report
         self._duplicates = DuplicateIndex(filters)
         self._kernelbench = KernelBench(filters.kernelbench) if filters.kernelbench is not None else None
-        self._probers = list(probers) if probers is not None else []
+        self._probers: list[Prober] = list(probers) if probers is not None else []
 
     def __enter__(self) -> TaskChecker:
         return self
@@ -172,7 +172,7 @@ class TaskChecker:
 
     def _slots(self) -> list[Prober]:
         if not self._probers:
-            self._probers = [TaskProber(self._probe, spec) for spec in device_specs(self._probe)]
+            self._probers += [TaskProber(self._probe, spec) for spec in device_specs(self._probe)]
         return self._probers
 
 

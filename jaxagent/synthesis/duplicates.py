@@ -60,8 +60,8 @@ class DuplicateIndex:
     def near(self, code: str, evidence: Evidence) -> Finding | None:
         """Nearly the same text and structure, the same operators, on nearly the same sizes."""
         mine, structure, signature = sketch_of(code), Structure(code), Signature.of(evidence)
-        for name in sorted(self._near.query(mine)):
-            other, other_structure, other_signature = self._entries[str(name)]
+        for name in sorted(map(str, self._near.query(mine))):
+            other, other_structure, other_signature = self._entries[name]
             jaccard = mine.jaccard(other)
             if jaccard < self._config.min_jaccard or not signature.is_near(
                 other_signature, self._config.max_size_ratio

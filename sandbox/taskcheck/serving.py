@@ -136,7 +136,7 @@ class TaskProbe:
     def _poisoned(self, node: Any, inputs: list[Any]) -> list[Any]:
         """Fresh memory holds NaN: what is read before it was written shows."""
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = True
+        torch.utils.deterministic.fill_uninitialized_memory = True  # pyright: ignore[reportAttributeAccessIssue]
         try:
             self._placement.before_batch(observe=True)
             return self._samples(node, inputs, seed=18)

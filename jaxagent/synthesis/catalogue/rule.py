@@ -34,7 +34,8 @@ class Flow:
     @property
     def features(self) -> int:
         """Size of the axis that weights are shared over: the last one of rows and sequences, else the channels."""
-        return self.shape[-1] if self.layout in DENSE or len(self.shape) < 2 else self.shape[1]
+        axis = len(self.shape) - 1 if self.layout in DENSE or len(self.shape) < 2 else 1
+        return self.shape[axis]
 
     @property
     def spatial(self) -> tuple[int, ...]:
