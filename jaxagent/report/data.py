@@ -11,9 +11,11 @@ from jaxagent.config.model import ScratchModelConfig
 from jaxagent.config.run import RunConfig
 from jaxagent.evaluation.aggregate import Interval
 from jaxagent.evaluation.results import EvaluationResult, gain
+from jaxagent.report.heldout import HeldoutSamples
 from jaxagent.report.trajectories import TrajectoryPack, pack_trajectories
 from jaxagent.run.folder import RunFolder, open_run
 from jaxagent.run.metrics_log import read_metrics
+from rollout.store import TrajectoryStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,8 @@ class RunData:
     seconds: float | None
     """Wall time of the finished run; None while it goes on, or where it was stopped."""
     trajectories: TrajectoryPack
+    heldout: list[HeldoutSamples]
+    """Samples of `evaluations`, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ def load_run(root: Path) -> RunData:
         gains={e.label: gain(e, last, seed=config.seed) for e in earlier if e and last and _same_tasks(e, last)},
         seconds=json.loads(folder.summary.read_text())["seconds"] if folder.summary.exists() else None,
         trajectories=pack_trajectories(folder, config),
+        heldout=[_samples(folder, config, result.label) for result in evaluations],
     )
 
 
@@ -117,6 +122,14 @@ def _evaluations(folder: RunFolder, config: RunConfig) -> list[EvaluationResult]
         if path.exists():
             results.append(EvaluationResult.from_json(json.loads(path.read_text())))
     return results
+
+
+def _samples(folder: RunFolder, config: RunConfig, label: str) -> HeldoutSamples:
+    path = folder.evaluations / label / "store"
+    if not path.is_dir():  # copied without it
+        return HeldoutSamples.of(label, [])
+    with TrajectoryStore(path, config.store, writable=False) as store:
+        return HeldoutSamples.of(label, store.trajectories())
 
 
 def _same_tasks(one: EvaluationResult, other: EvaluationResult) -> bool:
