@@ -120,6 +120,12 @@ def build_parser() -> argparse.ArgumentParser:
     report.add_argument("--open", action="store_true", help="show it in the browser")
     report.add_argument("--out", type=Path, metavar="FILE", help="where to write it (default: RUN_DIR/report.html)")
     report.set_defaults(run=run_report)
+
+    watch = commands.add_parser("watch", help="a run's essentials in the terminal, while it goes on")
+    watch.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    watch.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds between two looks (2)")
+    watch.add_argument("--once", action="store_true", help="print what there is and end")
+    watch.set_defaults(run=run_watch)
     return parser
 
 
@@ -241,6 +247,13 @@ def run_report(arguments: argparse.Namespace) -> int:
 
         if not webbrowser.open(path.as_uri()):
             print("no browser could be started here; open the file by hand", file=sys.stderr)
+    return DONE
+
+
+def run_watch(arguments: argparse.Namespace) -> int:
+    from jaxagent.commands.watch import watch
+
+    watch(arguments.run_dir, interval_s=max(arguments.interval, 0.1), once=arguments.once)
     return DONE
 
 

@@ -50,7 +50,7 @@ class StageBand:
 def load_run(root: Path) -> RunData:
     """Raises ConfigError where `root` holds no run, StoreError where its log cannot be read."""
     folder, config = open_run(root)
-    evaluations = _evaluations(folder, config)
+    evaluations = read_evaluations(folder, config)
     *earlier, last = evaluations or [None]
     return RunData(
         folder=folder,
@@ -115,7 +115,8 @@ def _mean(rewards: list[float] | None) -> str:
     return f"{sum(rewards) / len(rewards):.2f}" if rewards else "-"
 
 
-def _evaluations(folder: RunFolder, config: RunConfig) -> list[EvaluationResult]:
+def read_evaluations(folder: RunFolder, config: RunConfig) -> list[EvaluationResult]:
+    """Of the evaluations that have finished, in the order of the stages."""
     results = []
     for stage in config.stages:
         path = folder.evaluations / stage.name / "result.json"
