@@ -10,8 +10,8 @@ from jaxagent.collection.rollout_cluster import ray_for_this_process
 from jaxagent.commands.preflight import check_evaluation
 from jaxagent.config.load import load_config
 from jaxagent.evaluation.actor import EvaluationActor
-from jaxagent.evaluation.folder import EvaluationRequest
 from jaxagent.evaluation.policy_source import ModelSource, RunSource, parse_policy
+from jaxagent.evaluation.request import EvaluationRequest
 from jaxagent.evaluation.scorecard import Row, tables
 from jaxagent.run.progress import RunProgress
 from jaxagent.run.progress_relay import followed

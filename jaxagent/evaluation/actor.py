@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from jaxagent.evaluation.folder import EvaluationRequest
+from jaxagent.evaluation.request import EvaluationRequest
 from jaxagent.evaluation.scorecard import Row
 from jaxagent.evaluation.service import EvaluationService
 from jaxagent.run.progress_relay import Event, ProgressRelay

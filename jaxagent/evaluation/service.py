@@ -17,9 +17,11 @@ from jaxagent.collection.rollout_cluster import RolloutCluster
 from jaxagent.config.load import ConfigError
 from jaxagent.evaluation.concurrently import concurrently
 from jaxagent.evaluation.evaluate import collect_samples
-from jaxagent.evaluation.folder import EvaluationFolder, EvaluationRequest
+from jaxagent.evaluation.folder import EvaluationFolder
 from jaxagent.evaluation.policy_source import KernelsSource, ModelSource, RunSource, ServerSource
-from jaxagent.evaluation.scorecard import Row, score_rows
+from jaxagent.evaluation.report import make_report, remarks
+from jaxagent.evaluation.request import EvaluationRequest
+from jaxagent.evaluation.scorecard import Row
 from jaxagent.evaluation.stored_kernels import StoredKernel, find_kernels, judge_stored, with_missing
 from jaxagent.run.progress import Progress
 from rollout.config import EndpointConfig
@@ -69,9 +71,11 @@ class EvaluationService:
                     trajectories = list(store.trajectories())
                 else:
                     trajectories = await self._judge(kernels, usable, request, cluster, store)
-        rows = await asyncio.to_thread(score_rows, trajectories, usable, seed=request.config.seed)
-        await asyncio.to_thread(folder.write_results, trajectories, rows, unusable)
-        return rows
+        report = await asyncio.to_thread(make_report, request, trajectories, usable, unusable)
+        await asyncio.to_thread(folder.write_results, trajectories, report)
+        for remark in remarks(report):
+            self._progress.say(remark)
+        return report.rows
 
     async def _check_references(
         self, tasks: Sequence[Task], folder: EvaluationFolder, cluster: RolloutCluster
@@ -81,12 +85,13 @@ class EvaluationService:
         What was found is kept in the folder: a continued evaluation has the same tasks.
         """
         checked: dict[str, str | None] = dict(folder.get("references") or {})
+        baselines: dict[str, tuple[float, float]] = dict(folder.get("baselines") or {})
         unchecked = [task for task in tasks if task.task_id not in checked]
         with self._progress.counting("baselines", len(tasks), done=len(tasks) - len(unchecked)) as advance:
 
             async def one(task: Task) -> None:
                 try:
-                    await cluster.judge.prepare([task])
+                    baselines.update(await cluster.judge.prepare([task]))
                     checked[task.task_id] = None
                 except TaskError as error:
                     checked[task.task_id] = str(error)
@@ -99,6 +104,7 @@ class EvaluationService:
         if len(unusable) == len(checked):
             first = next(iter(unusable.values()))
             raise TaskError(f"tasks: none of the {len(checked)} references runs here; the first one: {first}")
+        folder.note("baselines", baselines)
         folder.note("references", checked)
         return unusable
 
