@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import yaml
 
 from jaxagent.config.load import validate
+from jaxagent.evaluation.budget import Spent, spent
 from jaxagent.evaluation.contamination import Contamination, contamination, unknown
 from jaxagent.evaluation.degenerate import degenerate_tasks
-from jaxagent.evaluation.policy_source import RunSource
+from jaxagent.evaluation.policy_source import KernelsSource, RunSource
 from jaxagent.evaluation.problems import number_problems
 from jaxagent.evaluation.published import published_table
 from jaxagent.evaluation.request import EvaluationRequest
@@ -36,6 +38,9 @@ class Report:
     without_degenerate: EvaluationResult | None
     """Over all tasks but those; None where there is none of them, or nothing else."""
     contamination: Contamination
+    spent: Spent
+    num_asked: int
+    """Samples that were asked for; fewer are there where the budget was used up."""
 
     def to_json(self) -> dict[str, Any]:
         found = self.contamination
@@ -45,6 +50,7 @@ class Report:
             "unusable": self.unusable,
             "degenerate": self.degenerate,
             "without_degenerate": None if self.without_degenerate is None else self.without_degenerate.to_json(),
+            "spent": dataclasses.asdict(self.spent) | {"asked_samples": self.num_asked},
             "contamination": {
                 "train_tasks": found.num_train, "train_source": found.train_source, "same": found.same,
                 "same_structure": found.same_structure,
@@ -61,6 +67,9 @@ def make_report(
     degenerate = degenerate_tasks(problems, judged)
     others = [trajectory for trajectory in trajectories if trajectory.task_id not in degenerate]
     level_of = {task.task_id: task.source for task in usable}
+    asked = len(trajectories)
+    if not isinstance(request.policy, KernelsSource):
+        asked = len(usable) * request.config.evaluation.samples_per_task
     label = f"without {len(degenerate)} degenerate"
     return Report(
         rows=score_rows(trajectories, usable, seed=seed),
@@ -70,6 +79,8 @@ def make_report(
         without_degenerate=summarize(label, others, seed=seed, level_of=level_of.__getitem__)
         if degenerate and others
         else None,
+        spent=spent(trajectories, request.config.evaluation.budget),
+        num_asked=asked,
         contamination=find_contamination(request, [task for task in usable if task.task_id in judged]),
     )
 
@@ -105,10 +116,21 @@ def all_tables(report: Report) -> dict[str, tuple[list[str], list[list[str]]]]:
 
 def remarks(report: Report) -> list[str]:
     """Lines for the terminal: what the tables do not say."""
-    lines = [report.contamination.sentence(_num_tasks(report))]
+    lines = [report.contamination.sentence(_num_tasks(report)), *_cost(report)]
     if report.degenerate:
         named = ", ".join(report.degenerate)
         lines.append(f"{len(report.degenerate)} problems can be passed without the work (see table.md): {named}")
+    return lines
+
+
+def _cost(report: Report) -> list[str]:
+    """What it took, where anything was sampled, and what is missing."""
+    lines = [f"Spent on {report.spent.sentence()}"] if report.spent.completion_tokens else []
+    if report.spent.samples < report.num_asked:
+        lines.append(
+            f"Incomplete: {report.spent.samples} of {report.num_asked} samples, of {_num_tasks(report)} tasks, are "
+            "there, because the budget was used up; tasks without a sample are counted nowhere"
+        )
     return lines
 
 
@@ -123,6 +145,7 @@ def markdown(report: Report) -> str:
         lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *cells]
         parts.append(f"**{title}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n")
     parts.append(f"{report.contamination.sentence(_num_tasks(report))}.\n")
+    parts += [f"{line}.\n" for line in _cost(report)]
     if report.degenerate:
         parts.append("Problems that an answer without the work can pass, counted above unless it says otherwise:\n")
         parts.append("".join(f"- {task_id}: {reason}\n" for task_id, reason in report.degenerate.items()))

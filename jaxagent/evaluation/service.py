@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.collection.rollout_cluster import RolloutCluster
+from jaxagent.collection.tickets import Ticket
 from jaxagent.config.load import ConfigError
+from jaxagent.evaluation.budget import Budget, BudgetUsedUpError
 from jaxagent.evaluation.concurrently import concurrently
 from jaxagent.evaluation.evaluate import collect_samples
 from jaxagent.evaluation.folder import EvaluationFolder
@@ -142,19 +144,28 @@ class EvaluationService:
             return
         if not cluster.rollout_capacity:
             await self._start_policy(request, folder, cluster)
-        await collect_samples(
-            store,
-            label=LABEL,
-            tasks=tasks,
-            samples_per_task=config.evaluation.samples_per_task,
-            rollout=lambda ticket: cluster.rollout(
-                ticket, stage=LABEL, dialogue=config.evaluation.dialogue, policy=POLICY
-            ),
-            capacity=cluster.rollout_capacity,
-            max_retries=config.rollout.max_retries,
-            seed=config.seed,
-            progress=self._progress,
-        )
+        budget = Budget(config.evaluation.budget, store.trajectories())
+
+        async def rollout(ticket: Ticket) -> Trajectory:
+            return await cluster.rollout(ticket, stage=LABEL, dialogue=config.evaluation.dialogue, policy=POLICY)
+
+        try:
+            await collect_samples(
+                store,
+                label=LABEL,
+                tasks=tasks,
+                samples_per_task=config.evaluation.samples_per_task,
+                rollout=budget.limited(rollout),
+                capacity=cluster.rollout_capacity,
+                max_retries=config.rollout.max_retries,
+                seed=config.seed,
+                progress=self._progress,
+                on_accept=budget.accept,
+            )
+        except BudgetUsedUpError as error:
+            if not len(store):
+                raise ConfigError(f"{error}, before there is a sample; raise it") from None
+            self._progress.say(f"{error}: no more samples are started; raise it to go on")
 
     async def _start_policy(
         self, request: EvaluationRequest, folder: EvaluationFolder, cluster: RolloutCluster

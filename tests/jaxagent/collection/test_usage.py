@@ -48,7 +48,7 @@ async def test_engines_tell_what_they_did_and_a_dead_one_costs_the_figure_alone(
             self._told += 1
             return 0.0 + self._told, 10 * self._told
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
         meter, engines = UsageMeter(num_devices=1, engine_sequences=4, rollouts=1), [Engine.remote(), Engine.remote()]
         await meter.take(Judge(0.0), engines)
