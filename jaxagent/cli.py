@@ -115,8 +115,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add_model(commands)
 
-    report = commands.add_parser("report", help="one HTML file with the curves and trajectories of runs")
-    report.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
+    report = commands.add_parser(
+        "report", help="one HTML file with the curves and trajectories of runs, or the results of evaluations"
+    )
+    report.add_argument("run_dirs", nargs="+", type=Path, metavar="DIR", help="of runs or of evaluations")
     report.add_argument("--open", action="store_true", help="show it in the browser")
     report.add_argument("--out", type=Path, metavar="FILE", help="where to write it (default: RUN_DIR/report.html)")
     report.set_defaults(run=run_report)

@@ -43,6 +43,7 @@ async def evaluate_policy(
         policy=source,
         tasks=resolve_tasks(tasks)[: config.tasks.limit],
         out=out.expanduser().resolve(),
+        tasks_source=tasks,
     )
     with RunProgress() as progress, ray_for_this_process():
         progress.say(f"{source}: {len(request.tasks)} tasks, protocol {protocol}, in {request.out}")

@@ -6,13 +6,14 @@ model/              of a run: the weights that are evaluated, also when the run 
 results.jsonl       one row a sample      summary.json, table.md      figures by level and by family of operators
 eval_results.json   in KernelBench's form (pass_at_k_results.json with it; in levelN/ where there are several levels)
 timing/             the baselines in KernelBench's form
+kernels/            the files behind the results
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from jaxagent.evaluation.problems import Problem, number_problems
 from jaxagent.evaluation.report import Report, markdown
 from jaxagent.evaluation.request import EvaluationRequest
 from jaxagent.evaluation.results import best_judgement
+from jaxagent.evaluation.written_kernels import write_kernels
 from jaxagent.files.write import write_atomically, write_json
 from rollout.types import Trajectory
 from sandbox.types import Task
@@ -46,7 +48,9 @@ class EvaluationFolder:
         elif any(self.root.iterdir()):
             raise ConfigError(f"--out {self.root}: the folder holds something that is no evaluation; choose a new one")
         else:
-            self._record = {"schema_version": SCHEMA_VERSION, "asked": self._asked}
+            config = json.loads(request.config.model_dump_json())
+            asked = {"schema_version": SCHEMA_VERSION, "asked": self._asked}
+            self._record = asked | {"config": config, "tasks_source": request.tasks_source}
             write_json(self._path, self._record)
 
     @property
@@ -70,13 +74,16 @@ class EvaluationFolder:
         self._record[key] = value
         write_json(self._path, self._record)
 
-    def write_results(self, trajectories: Sequence[Trajectory], report: Report) -> None:
-        """Everything that comes out of an evaluation, also of one that has ended early."""
+    def write_results(
+        self, trajectories: Sequence[Trajectory], report: Report, *, stored: Mapping[str, Mapping[str, str]]
+    ) -> None:
+        """Everything that comes out of an evaluation, also of one that ended early; `stored` as of write_kernels."""
         problems = number_problems(self._request.tasks)
         by_id = {task.task_id: task for task in self._request.tasks}
         lines = [json.dumps(result_row(t, by_id[t.task_id], problems[t.task_id])) for t in trajectories]
         write_atomically(self.root / "results.jsonl", "".join(f"{line}\n" for line in lines))
         write_kernelbench(self.root, trajectories, problems)
+        write_kernels(self.root, trajectories, problems, stored=stored)
         write_baselines(self.root, trajectories, problems, prepared=self.get("baselines") or {})
         write_atomically(self.root / "table.md", markdown(report))
         summary = {key: self._asked[key] for key in ("policy", "protocol", "skill", "seed")}

@@ -19,3 +19,5 @@ class EvaluationRequest:
     policy: PolicySource
     tasks: list[Task]
     out: Path
+    tasks_source: str | None = None
+    """What `tasks` were loaded from: reports show the code of the tasks from there."""

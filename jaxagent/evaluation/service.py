@@ -74,7 +74,8 @@ class EvaluationService:
                 else:
                     trajectories = await self._judge(kernels, usable, request, cluster, store)
         report = await asyncio.to_thread(make_report, request, trajectories, usable, unusable)
-        await asyncio.to_thread(folder.write_results, trajectories, report)
+        stored = {kernel.trajectory_id: kernel.candidate.files for kernel in kernels or ()}
+        await asyncio.to_thread(folder.write_results, trajectories, report, stored=stored)
         for remark in remarks(report):
             self._progress.say(remark)
         return report.rows

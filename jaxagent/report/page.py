@@ -22,7 +22,7 @@ from plotly.offline import get_plotlyjs
 from jaxagent.evaluation.results import show, table_rows
 from jaxagent.report.charts import make_charts, metric_columns, step_axis
 from jaxagent.report.comparison import comparison_charts, comparison_table, joint_axis
-from jaxagent.report.data import RunData, headline, task_rows
+from jaxagent.report.data import RunData, task_rows
 from jaxagent.report.funnel import funnel_rows
 from jaxagent.report.heldout_charts import heldout_charts
 from jaxagent.schedule.stage_table import stage_rows
@@ -56,7 +56,10 @@ def _run_view(run: RunData) -> dict[str, Any]:
     pack = run.trajectories
     return {
         "name": run.config.name,
-        "headline": headline(run),
+        "headline": run.facts,
+        "is_evaluation": run.is_evaluation,
+        "families": dict(zip(("columns", "rows"), table_rows(run.families), strict=True)),
+        "remarks": run.remarks,
         "stages": {"columns": stage_columns, "rows": stages},
         "heldout": dict(zip(("columns", "rows"), table_rows(run.evaluations), strict=True)),
         "gains": [(label, show(interval)) for label, interval in run.gains.items()],
@@ -70,6 +73,7 @@ def _run_view(run: RunData) -> dict[str, Any]:
             "axis": step_axis(run.records, [stage.name for stage in run.config.stages]),
             "charts": [chart.to_json() for chart in make_charts(run)],
             "heldout": [chart.to_json() for chart in heldout_charts(run.heldout, funnel_rows(_rollouts(run)))],
+            "is_evaluation": run.is_evaluation,
             "metrics": metric_columns(run.records),
             "index": pack.index,
         }),

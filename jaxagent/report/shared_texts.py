@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from jaxagent.config.model import PretrainedModelConfig
-from jaxagent.config.run import RunConfig
-from jaxagent.run.folder import RunFolder
 from jaxagent.synthesis.sources import resolve_tasks
 from rollout.chat import ChatFormat
 from rollout.types import Trajectory
@@ -17,14 +15,15 @@ from sandbox.tasks import TaskError
 class SharedTexts:
     """Prompts and tasks' code, each once. Where its source is gone (a run that was moved) a reason stands in."""
 
-    def __init__(self, folder: RunFolder, config: RunConfig) -> None:
+    def __init__(self, model_dir: Path | None, task_sources: Iterable[str]) -> None:
+        """`model_dir` has the tokenizer; None where the policy spoke text alone."""
         self._prompts: dict[bytes, int] = {}
         self._texts: list[str] = []
         self._missing: list[str] = []
         self._used_tasks: set[str] = set()
         self._token_texts: dict[int, str] = {}
-        self._tasks = self._load_tasks(config)
-        self._chat = self._load_chat(folder, config)
+        self._tasks = self._load_tasks(task_sources)
+        self._chat = self._load_chat(model_dir) if model_dir is not None else None
 
     def add(self, trajectory: Trajectory) -> int | None:
         """Index of the trajectory's opening; None where it cannot be decoded, or the policy speaks text only."""
@@ -51,19 +50,18 @@ class SharedTexts:
         tasks = {task: self._tasks[task] for task in sorted(self._used_tasks) if task in self._tasks}
         return {"tasks": tasks, "prompts": self._texts, "missing": self._missing}
 
-    def _load_tasks(self, config: RunConfig) -> dict[str, str]:
+    def _load_tasks(self, sources: Iterable[str]) -> dict[str, str]:
         codes: dict[str, str] = {}
-        for source in (config.tasks.train, config.tasks.heldout):
+        for source in sources:
             try:
                 codes |= {task.task_id: task.code for task in resolve_tasks(source)}
             except (TaskError, OSError) as error:
                 self._missing.append(f"code of the tasks in {source}: {error}")
         return codes
 
-    def _load_chat(self, folder: RunFolder, config: RunConfig) -> ChatFormat | None:
-        model = config.model.path.expanduser() if isinstance(config.model, PretrainedModelConfig) else None
+    def _load_chat(self, model_dir: Path) -> ChatFormat | None:
         try:
-            return ChatFormat.from_folder(model or folder.initial_model)
+            return ChatFormat.from_folder(model_dir)
         except OSError as error:
             self._missing.append(f"prompts: {error}")
             return None

@@ -11,7 +11,7 @@ import contextlib
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from typing import Any
 from jaxagent.config.run import RunConfig
 from jaxagent.report.shared_texts import SharedTexts
 from jaxagent.report.trajectory_json import encode_trajectory
-from jaxagent.run.folder import RunFolder
-from jaxagent.run.token_records import read_token_records
+from jaxagent.run.folder import RunFolder, starting_model
+from jaxagent.run.token_records import TokenRecords, read_token_records
 from rollout.store import TrajectoryStore
 from rollout.types import Trajectory
 from sandbox.types import Judgement
@@ -54,25 +54,33 @@ class TrajectoryPack:
         return sum(count.stored for count in self.counts)
 
 
-def pack_trajectories(folder: RunFolder, config: RunConfig) -> TrajectoryPack:
-    """Raises StoreError, CorruptStoreError."""
-    texts, records = SharedTexts(folder, config), read_token_records(folder.tokens)
+def pack_run(folder: RunFolder, config: RunConfig) -> TrajectoryPack:
+    """Those of a run's stages and of the evaluations after them. Raises StoreError, CorruptStoreError."""
+    texts = SharedTexts(starting_model(config, folder), (config.tasks.train, config.tasks.heldout))
+    with contextlib.ExitStack() as open_stores:
+        sources = list(_sources(folder, config, open_stores))
+        return pack_trajectories(sources, texts, read_token_records(folder.tokens))
+
+
+def pack_trajectories(
+    sources: Sequence[tuple[TrajectoryStore, str]], texts: SharedTexts, records: TokenRecords
+) -> TrajectoryPack:
+    """`sources`: stores and the stages in them; `records` as far as updates wrote them."""
     index: list[dict[str, Any]] = []
     chunks: list[bytes] = []
     counts: list[StageCount] = []
-    with contextlib.ExitStack() as open_stores:
-        sources = [(store, stage) for store, stage in _sources(folder, config, open_stores) if store.ids(stage)]
-        for store, stage in sources:
-            writer = _ChunkWriter(chunks, room=MAX_COMPRESSED_BYTES // len(sources))
-            used, dropped = _updates(store), store.dropped(stage)
-            for trajectory_id in reversed(store.ids(stage)):
-                trajectory = store.get(trajectory_id)
-                row = _row(trajectory) | {"update": used.get(trajectory_id), "dropped": dropped.get(trajectory_id)}
-                index.append(row | {"chunk": None, "place": None})
-                if not writer.is_full:
-                    writer.add(index[-1], encode_trajectory(trajectory, texts, records.get(trajectory_id)))
-            writer.close()
-            counts.append(StageCount(stage=stage, shown=writer.num_written, stored=len(store.ids(stage))))
+    sources = [(store, stage) for store, stage in sources if store.ids(stage)]
+    for store, stage in sources:
+        writer = _ChunkWriter(chunks, room=MAX_COMPRESSED_BYTES // len(sources))
+        used, dropped = _updates(store), store.dropped(stage)
+        for trajectory_id in reversed(store.ids(stage)):
+            trajectory = store.get(trajectory_id)
+            row = _row(trajectory) | {"update": used.get(trajectory_id), "dropped": dropped.get(trajectory_id)}
+            index.append(row | {"chunk": None, "place": None})
+            if not writer.is_full:
+                writer.add(index[-1], encode_trajectory(trajectory, texts, records.get(trajectory_id)))
+        writer.close()
+        counts.append(StageCount(stage=stage, shown=writer.num_written, stored=len(store.ids(stage))))
     return TrajectoryPack(index=index, chunks=chunks, shared=texts.to_json(), counts=counts)
 
 

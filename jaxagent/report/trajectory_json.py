@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxagent.report.file_history import FileHistory
 from jaxagent.report.shared_texts import SharedTexts
 from jaxagent.run.token_records import TokenRecord
+from rollout.file_history import FileHistory
 from rollout.types import Trajectory, Turn
 
 MAX_SHADED_TOKENS = 4096

@@ -38,6 +38,7 @@ async function chooseRun(place) {
   showCharts("heldout-charts", run.heldout, null);
   byId("heldout-pictures").hidden = !run.heldout.length;
   showCharts("charts", run.charts, run.axis);
+  byId("training-pictures").hidden = run.is_evaluation;
   await setUpMetric(run);
   if (list) list.close();
   list = new TrajectoryList(run, place, (row) => { location.hash = `t=${encodeURIComponent(row.id)}`; });

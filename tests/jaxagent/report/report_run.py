@@ -7,8 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxagent.config.load import load_config
 from jaxagent.config.run import RunConfig
 from jaxagent.evaluation.evaluate import summarize
+from jaxagent.evaluation.folder import EvaluationFolder
+from jaxagent.evaluation.policy_source import parse_policy
+from jaxagent.evaluation.report import make_report
+from jaxagent.evaluation.request import EvaluationRequest
 from jaxagent.files.write import write_json
 from jaxagent.models.scratch_tokenizer import save_tokenizer, train_tokenizer
 from jaxagent.run.folder import RunFolder, create_run
@@ -17,6 +22,7 @@ from jaxagent.run.token_records import write_token_records
 from rollout.chat import ChatFormat
 from rollout.store import TrajectoryStore
 from rollout.types import StopReason, ToolCall, Trajectory, Turn
+from sandbox.tasks import load_tasks
 from sandbox.types import Judgement, Outcome
 
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=2'>\u202e<!-- ]]> {{7*7}} \ud800"
@@ -72,6 +78,33 @@ def make_run(runs_dir: Path, *, name: str) -> RunFolder:
     return folder
 
 
+def make_evaluation(root: Path, *, name: str, finished: bool = True) -> Path:
+    """What `jaxagent evaluate` leaves, by the classes that it uses."""
+    tasks = root / "tasks" / "level2"
+    tasks.mkdir(parents=True, exist_ok=True)
+    (tasks / "9_double.py").write_text(TASK)
+    (root / "model").mkdir(exist_ok=True)
+    (root / "model" / "config.json").write_text("{}")
+    save_tokenizer(train_tokenizer([TASK, KERNEL], vocab_size=300), root / "model")
+    request = EvaluationRequest(
+        config=load_config(Path("configs/demo.yaml"), ["--evaluation.samples_per_task=2"]),
+        policy=parse_policy(str(root / "model")), tasks=load_tasks(str(root / "tasks")), out=root / name,
+        tasks_source=str(root / "tasks"),
+    )  # fmt: skip
+    folder, chat = EvaluationFolder(request), ChatFormat.from_folder(root / "model")
+    made = [
+        make_trajectory(chat, "samples", n, outcome=Outcome.CORRECT, reward=3.0, task="level2/9_double")
+        for n in range(2)
+    ]
+    with TrajectoryStore(folder.store) as store:
+        for trajectory in made:
+            store.append(trajectory)
+    if finished:
+        report = make_report(request, made, request.tasks, {"level2/10_gone": "no such operator"})
+        folder.write_results(made, report, stored={})
+    return request.out
+
+
 def write_metrics(folder: RunFolder) -> None:
     log = MetricsLog(folder)
     log.write(stage="expert", update=0, values={"mean_reward": 3.0, "outcome_correct": 1.0, "seconds": 10.0})
@@ -88,7 +121,9 @@ def write_metrics(folder: RunFolder) -> None:
     log.close()
 
 
-def make_trajectory(chat: ChatFormat, stage: str, number: int, *, outcome: Outcome, reward: float) -> Trajectory:
+def make_trajectory(
+    chat: ChatFormat, stage: str, number: int, *, outcome: Outcome, reward: float, task: str = "double"
+) -> Trajectory:
     """Two versions of a kernel, a malformed call, and in each text what would like to run as a script."""
     judgement = Judgement(
         outcome=outcome, reward=reward, message=f"judged {HOSTILE}", candidate_ms=1.0, eager_ms=2.0, compile_ms=1.5,
@@ -111,7 +146,7 @@ def make_trajectory(chat: ChatFormat, stage: str, number: int, *, outcome: Outco
         ))  # fmt: skip
         prompt = np.concatenate([prompt, token_ids])
     return Trajectory(
-        trajectory_id=f"{stage}-{number}", task_id="double", sample_index=number, stage=stage, seed=0, turns=turns,
+        trajectory_id=f"{stage}-{number}", task_id=task, sample_index=number, stage=stage, seed=0, turns=turns,
         judgement=judgement, stop_reason=StopReason.MAX_TURNS if number % 2 else StopReason.FINISHED, seconds=1.0,
     )  # fmt: skip
 

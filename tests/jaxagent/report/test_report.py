@@ -18,11 +18,11 @@ from jaxagent.report import trajectory_json, write_report
 from jaxagent.report.charts import line, make_charts
 from jaxagent.report.comparison import comparison_charts, joint_axis
 from jaxagent.report.data import load_run
-from jaxagent.report.file_history import FileHistory
 from jaxagent.report.funnel import funnel_rows
 from jaxagent.report.heldout import CURVE
 from jaxagent.report.heldout_charts import heldout_charts
 from jaxagent.run.folder import create_run
+from rollout.file_history import FileHistory
 from rollout.tools.base import Files, ToolBox
 from rollout.tools.files import Edit, MultiEdit, Read, Write
 from rollout.tools.workspace import WorkdirFiles

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Browser
-from report_run import make_run, make_trajectory
+from report_run import make_evaluation, make_run, make_trajectory
 
 from jaxagent.report import write_report
 from rollout.chat import ChatFormat
@@ -99,6 +99,16 @@ def test_tokens_are_shaded_by_what_is_known_of_them(browser: Browser, page: Path
     assert browser.value("document.querySelectorAll('.shade')[0].options.length") == 1, (
         "ratios were recorded of one alone"
     )
+    assert browser.problems == []
+
+
+def test_an_evaluation_has_its_pictures_and_no_empty_curves(browser: Browser, tmp_path: Path):
+    browser.open(write_report([make_evaluation(tmp_path, name="evaluated")]))
+    browser.value("document.querySelector('#heldout-charts .plot').scrollIntoView()")
+    browser.wait_for("document.querySelector('#heldout-charts .plot').dataset.drawn === 'yes'")
+    assert browser.value("document.querySelector('#training-pictures').hidden") is True
+    browser.value("document.querySelector('#list .row').click()")
+    browser.wait_for("document.querySelectorAll('.turn').length === 3")
     assert browser.problems == []
 
 
