@@ -1,6 +1,6 @@
 """The `jaxagent` command. Every subcommand imports what it needs itself, so that each starts fast.
 
-Exit codes: 0 done (a refused candidate is done), 2 bad usage or config, 3 our own failure.
+Exit codes: 0 done (a refused candidate is done), 2 bad usage or config, 3 our own failure, 128 + N stopped by signal N.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxagent.commands.stopping import StoppedError
 from jaxagent.files.disk import disk_full
 
 DONE, BAD_USAGE, FAILED = 0, 2, 3
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except StoppedError as error:
+        return error.exit_code
     except Exception as error:  # of our own classes or the system's; a bug keeps its traceback
         code = exit_code(error)
         if code is None:

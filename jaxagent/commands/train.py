@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxagent.commands.preflight import check_inputs
 from jaxagent.commands.prompt_lengths import fitting_tasks
+from jaxagent.commands.stopping import stop_in_order
 from jaxagent.config.run import RunConfig
 from jaxagent.evaluation.evaluate import evaluate
 from jaxagent.evaluation.results import EvaluationResult, gain, show, table_rows
@@ -51,6 +52,12 @@ def has_begun(folder: RunFolder) -> bool:
         return len(store) > 0
 
 
+def _how_to_go_on(folder: RunFolder) -> str:
+    if has_begun(folder):
+        return f"continue with: jaxagent train --resume {folder.root}"
+    return "nothing was done yet"
+
+
 async def resume(root: Path, overrides: Sequence[str] = ()) -> Path:
     """Continues the run in `root` after its last checkpoint, with what `overrides` change. Returns its folder."""
     folder, config = open_run(root)
@@ -72,7 +79,8 @@ async def _run(folder: RunFolder, config: RunConfig, tasks: tuple[list[Task], li
             metrics = MetricsLog(folder)
             run = Run(config, folder, cluster, store, metrics, progress, clock, train_tasks, heldout_tasks)
             try:
-                results = await _walk(run)
+                with stop_in_order(lambda: _how_to_go_on(folder)):
+                    results = await _walk(run)
             finally:
                 metrics.close()
                 clock.save()

@@ -1,4 +1,4 @@
-"""A tiny learner and trajectories that the learner's tests share."""
+"""A tiny learner, stages and trajectories that the learner's tests share."""
 
 import functools
 
@@ -8,15 +8,18 @@ import numpy as np
 from flax import nnx
 
 from jaxagent.config.learner import LearnerConfig
+from jaxagent.config.stages import OptimizerConfig, PPOStage
 from jaxagent.learner.learner import Learner
 from jaxagent.models.config import DecoderConfig
 from jaxagent.models.decoder import new_decoder
 from jaxagent.models.params import named_weights
 from jaxagent.models.value import Critic
+from rollout.config import DialogueConfig
 from rollout.types import StopReason, Trajectory, Turn
 from sandbox.types import Judgement, Outcome
 
 VOCAB = 32
+FAST = OptimizerConfig(learning_rate=1e-2)
 
 
 TINY = DecoderConfig(
@@ -57,6 +60,23 @@ def make_learner(dump_dir, *, seed=0, config=TINY, actor=None, **settings):
         dump_dir=dump_dir,
         vocab_size=VOCAB,
     )
+
+
+def ppo_stage(temperature=1.0, rate=1e-2, **fields):
+    adam = OptimizerConfig(learning_rate=rate)
+    return PPOStage(
+        name="ppo",
+        updates=9,
+        trajectories_per_update=8,
+        dialogue=DialogueConfig(temperature=temperature),
+        actor_optimizer=adam,
+        critic_optimizer=adam,
+        **fields,
+    )
+
+
+def log_stage(kind, epochs=2, size=3):
+    return kind(name="log", data=[], epochs=epochs, trajectories_per_update=size, optimizer=FAST)
 
 
 def weights_of(learner):

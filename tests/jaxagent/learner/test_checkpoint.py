@@ -10,8 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from test_learner import log_stage, ppo_stage
-from toys import TINY, make_learner, random_trajectories, weights_of
+from toys import TINY, log_stage, make_learner, ppo_stage, random_trajectories, weights_of
 
 from jaxagent.config.stages import FineTuneStage, ValuePretrainStage
 from jaxagent.learner.checkpoint import CheckpointError, Checkpoints

@@ -7,32 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from toys import VOCAB, make_learner, make_trajectory, make_turn, random_trajectories, weights_of
+from toys import VOCAB, log_stage, make_learner, make_trajectory, make_turn, ppo_stage, random_trajectories, weights_of
 
 from jaxagent.batches.sequences import TrajectoryError, to_sequence
-from jaxagent.config.stages import FineTuneStage, OptimizerConfig, PPOStage, ValuePretrainStage
+from jaxagent.config.stages import FineTuneStage, ValuePretrainStage
 from jaxagent.learner.steps import NonFiniteError
-from rollout.config import DialogueConfig
 from rollout.types import StopReason
-
-FAST = OptimizerConfig(learning_rate=1e-2)
-
-
-def ppo_stage(temperature=1.0, rate=1e-2, **fields):
-    adam = OptimizerConfig(learning_rate=rate)
-    return PPOStage(
-        name="ppo",
-        updates=9,
-        trajectories_per_update=8,
-        dialogue=DialogueConfig(temperature=temperature),
-        actor_optimizer=adam,
-        critic_optimizer=adam,
-        **fields,
-    )
-
-
-def log_stage(kind, epochs=2, size=3):
-    return kind(name="log", data=[], epochs=epochs, trajectories_per_update=size, optimizer=FAST)
 
 
 @nnx.jit

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from test_learner import log_stage, ppo_stage
-from toys import make_learner, random_trajectories, tiny_actor
+from toys import log_stage, make_learner, ppo_stage, random_trajectories, tiny_actor
 
 from jaxagent.config.learner import LoraConfig
 from jaxagent.config.stages import ValuePretrainStage

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
-from test_learner import log_stage, ppo_stage
-from toys import TINY, make_learner, random_trajectories, tiny_actor, weights_of
+from toys import TINY, log_stage, make_learner, ppo_stage, random_trajectories, tiny_actor, weights_of
 
 from jaxagent.config.learner import MeshConfig
 from jaxagent.config.load import ConfigError

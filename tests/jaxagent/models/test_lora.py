@@ -18,8 +18,7 @@ import torch
 import transformers
 from flax import nnx
 from safetensors.numpy import load_file, save_file
-from test_learner import log_stage, ppo_stage
-from toys import TINY, make_learner, random_trajectories, tiny_actor, weights_of
+from toys import TINY, log_stage, make_learner, ppo_stage, random_trajectories, tiny_actor, weights_of
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from jaxagent.config.learner import LoraConfig
