@@ -36,7 +36,7 @@ def fast_p_chart(baseline: str, labels: Sequence[str], curves: Sequence[Sequence
     ]  # fmt: skip
     return Chart(
         title=f"fast_p over {baseline}",
-        note=f"Share of held-out samples that are correct and more than p times as fast as {baseline}; p = 0 is pass.",
+        note=f"Share of samples that are correct and more than p times as fast as {baseline}; p = 0 is pass.",
         traces=traces,
         layout={"showlegend": True, "yaxis": {"range": [-0.02, 1.02], "tickformat": ".0%"}},
         xaxis={"title": {"text": "p", "standoff": 4}, "range": [0, CURVE[-1]],
@@ -63,7 +63,7 @@ def _scatter(samples: Sequence[HeldoutSamples]) -> Chart:
     guide: dict[str, Any] = {"type": "line", "layer": "below", "line": {"width": 1, "dash": "dot", "color": "#8b919c"}}
     return Chart(
         title="Speed-up of correct samples",
-        note="Each point is a held-out sample; right of and above the dotted lines it is faster than the baseline. "
+        note="Each point is a sample; right of and above the dotted lines it is faster than the baseline. "
         "Click one to open its trajectory.",
         traces=traces,
         layout={"showlegend": True, "hovermode": "closest", "yaxis": axis | {"title": {"text": "\u00d7 compile"}},
@@ -92,4 +92,4 @@ def _funnel(rows: Sequence[FunnelRow]) -> Chart:
 
 
 def _line(place: int) -> dict[str, Any]:
-    return {"width": 2, "color": LINE_COLORS[place % len(LINE_COLORS)]}
+    return {"width": 2, "shape": "hv", "color": LINE_COLORS[place % len(LINE_COLORS)]}
