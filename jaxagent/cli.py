@@ -141,7 +141,7 @@ def _add_evaluate(commands: Any) -> None:
         "--policy",
         required=True,
         metavar="P",
-        help="a run directory, a Hugging Face model directory, openai:BASE_URL#MODEL, or kernels:DIR",
+        help="a run directory, a Hugging Face model directory, a PEFT adapter, openai:BASE_URL#MODEL, or kernels:DIR",
     )
     evaluate.add_argument("--tasks", required=True, metavar="DIR", help="a folder, file or parquet of tasks")
     evaluate.add_argument("--protocol", choices=["hardened", "paper"], default="hardened")

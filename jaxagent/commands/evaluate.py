@@ -10,7 +10,7 @@ from jaxagent.collection.rollout_cluster import ray_for_this_process
 from jaxagent.commands.preflight import check_evaluation
 from jaxagent.config.load import ConfigError, load_config
 from jaxagent.evaluation.actor import EvaluationActor
-from jaxagent.evaluation.policy_source import ModelSource, RunSource, ServerSource, parse_policy
+from jaxagent.evaluation.policy_source import AdapterSource, ModelSource, RunSource, ServerSource, parse_policy
 from jaxagent.evaluation.request import EvaluationRequest
 from jaxagent.evaluation.scorecard import Row, tables
 from jaxagent.run.progress import RunProgress
@@ -37,7 +37,7 @@ async def evaluate_policy(
     if isinstance(source, ServerSource):
         await _check_server(source)
     _check_folder(tasks)
-    check_evaluation(config, uses_engine=isinstance(source, RunSource | ModelSource))
+    check_evaluation(config, uses_engine=isinstance(source, RunSource | ModelSource | AdapterSource))
     request = EvaluationRequest(
         config=config,
         policy=source,

@@ -20,7 +20,7 @@ from jaxagent.evaluation.budget import Budget, BudgetUsedUpError
 from jaxagent.evaluation.concurrently import concurrently
 from jaxagent.evaluation.evaluate import collect_samples
 from jaxagent.evaluation.folder import EvaluationFolder
-from jaxagent.evaluation.policy_source import KernelsSource, ModelSource, RunSource, ServerSource
+from jaxagent.evaluation.policy_source import AdapterSource, KernelsSource, ModelSource, RunSource, ServerSource
 from jaxagent.evaluation.report import make_report, remarks
 from jaxagent.evaluation.request import EvaluationRequest
 from jaxagent.evaluation.scorecard import Row
@@ -37,8 +37,8 @@ from sandbox.types import Task
 POLICY = "policy"
 """Name of the policy under evaluation in its rollout actors, also in such as are given."""
 LABEL = "samples"
-Export = Callable[[Path, Path], Awaitable[str]]
-"""Writes a run's newest actor (RUN_DIR, DIR) and says which weights they are."""
+Export = Callable[[RunSource | AdapterSource, Path], Awaitable[str]]
+"""Writes the model that is meant into a folder, and says which weights they are."""
 
 
 class EvaluationService:
@@ -176,7 +176,7 @@ class EvaluationService:
             case ServerSource(base_url, model):
                 make = functools.partial(EndpointPolicy, EndpointConfig(base_url=base_url, model=model))
                 await cluster.start_rollout_actors(lambda number: {POLICY: make}, dialogues)
-            case RunSource() | ModelSource():
+            case RunSource() | ModelSource() | AdapterSource():
                 model_dir = await self._model_dir(request.policy, folder)
                 cluster.start_engines(model_dir)
                 policy = cluster.engine_policies(model_dir)
@@ -185,11 +185,11 @@ class EvaluationService:
             case KernelsSource():
                 raise ConfigError(f"--policy {request.policy}: stored kernels are judged, not rolled out")
 
-    async def _model_dir(self, policy: RunSource | ModelSource, folder: EvaluationFolder) -> Path:
+    async def _model_dir(self, policy: RunSource | ModelSource | AdapterSource, folder: EvaluationFolder) -> Path:
         if isinstance(policy, ModelSource):
             return policy.path
         if not folder.model.is_dir():
-            folder.note("weights", await self._export(policy.path, folder.model))
+            folder.note("weights", await self._export(policy, folder.model))
         self._progress.say(f"weights: {policy}, {folder.get('weights')}")
         return folder.model
 
