@@ -69,6 +69,18 @@ class CheckpointConfig(Config):
     keep_last: int = Field(default=2, gt=0)
 
 
+class TrackingConfig(Config):
+    """Experiment trackers; metrics.jsonl and TensorBoard are written in any case. They need the extra `tracking`."""
+
+    wandb: bool = False
+    """Weights & Biases, with key and mode from its own environment variables."""
+    mlflow: bool = False
+    mlflow_uri: str | None = None
+    """Of the tracking server. None: MLFLOW_TRACKING_URI, else a file in the run's folder."""
+    project: str = "jaxagent"
+    """W&B's project, MLflow's experiment."""
+
+
 class StartFromConfig(Config):
     """Begin where a stage of another run ended: its weights, its log and its evaluations up to there."""
 
@@ -98,6 +110,7 @@ class RunConfig(Config):
     store: StoreConfig = StoreConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    tracking: TrackingConfig = TrackingConfig()
     start_from: StartFromConfig | None = None
 
     @model_validator(mode="after")

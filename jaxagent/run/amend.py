@@ -28,7 +28,7 @@ CHANGEABLE = (
     *(f"rollout.{key}" for key in ("num_actors", "trajectories_per_actor", "max_retries", "max_drops_in_a_row")),
     *("sandbox.warm_containers", "judge.max_retries"),
     *(f"compile.{key}" for key in ("cache_dir", "cache_max_mb", "num_workers")),
-    *("store.*", "checkpoint.*", "evaluation.after"),
+    *("store.*", "checkpoint.*", "tracking.*", "evaluation.after"),
 )
 """Read anew by whoever uses them, and nothing in the log or a checkpoint depends on their value."""
 
