@@ -118,6 +118,11 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add_model(commands)
 
+    _add_views(commands)
+    return parser
+
+
+def _add_views(commands: Any) -> None:
     report = commands.add_parser(
         "report", help="one HTML file with the curves and trajectories of runs, or the results of evaluations"
     )
@@ -131,7 +136,6 @@ def build_parser() -> argparse.ArgumentParser:
     watch.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds between two looks (2)")
     watch.add_argument("--once", action="store_true", help="print what there is and end")
     watch.set_defaults(run=run_watch)
-    return parser
 
 
 def _add_evaluate(commands: Any) -> None:
