@@ -125,14 +125,25 @@ def build_parser() -> argparse.ArgumentParser:
     replay.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
     replay.set_defaults(run=run_replay)
 
-    report = commands.add_parser("report", help="one HTML file with the curves and trajectories of runs")
-    report.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
+    _add_views(commands)
+    add_synthesis(commands)
+    return parser
+
+
+def _add_views(commands: Any) -> None:
+    report = commands.add_parser(
+        "report", help="one HTML file with the curves and trajectories of runs, or the results of evaluations"
+    )
+    report.add_argument("run_dirs", nargs="+", type=Path, metavar="DIR", help="of runs or of evaluations")
     report.add_argument("--open", action="store_true", help="show it in the browser")
     report.add_argument("--out", type=Path, metavar="FILE", help="where to write it (default: RUN_DIR/report.html)")
     report.set_defaults(run=run_report)
 
-    add_synthesis(commands)
-    return parser
+    watch = commands.add_parser("watch", help="a run's essentials in the terminal, while it goes on")
+    watch.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    watch.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds between two looks (2)")
+    watch.add_argument("--once", action="store_true", help="print what there is and end")
+    watch.set_defaults(run=run_watch)
 
 
 def _add_evaluate(commands: Any) -> None:
@@ -142,7 +153,7 @@ def _add_evaluate(commands: Any) -> None:
         "--policy",
         required=True,
         metavar="P",
-        help="a run directory, a Hugging Face model directory, openai:BASE_URL#MODEL, or kernels:DIR",
+        help="a run directory, a Hugging Face model directory, a PEFT adapter, openai:BASE_URL#MODEL, or kernels:DIR",
     )
     evaluate.add_argument("--tasks", required=True, metavar="DIR", help="a folder, file or parquet of tasks")
     evaluate.add_argument("--protocol", choices=["hardened", "paper"], default="hardened")
@@ -261,6 +272,13 @@ def run_report(arguments: argparse.Namespace) -> int:
 
         if not webbrowser.open(path.as_uri()):
             print("no browser could be started here; open the file by hand", file=sys.stderr)
+    return DONE
+
+
+def run_watch(arguments: argparse.Namespace) -> int:
+    from jaxagent.commands.watch import watch
+
+    watch(arguments.run_dir, interval_s=max(arguments.interval, 0.1), once=arguments.once)
     return DONE
 
 

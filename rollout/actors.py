@@ -29,6 +29,7 @@ from rollout.weights import WeightsPackage
 from rollout.worker import RolloutWorker
 from sandbox.backends import warm_up
 from sandbox.config import SandboxConfig
+from sandbox.occupancy import Occupancy
 from sandbox.quiet import QuietLease
 from sandbox.types import Judge, Task
 
@@ -50,6 +51,7 @@ class _EngineProcess:
         )
         self._engine = self._make()
         self._was_started = False
+        self._occupancy, self._num_tokens = Occupancy(), 0
 
     async def start(self, version: int = 0) -> float:
         """Starts the engine, in place of the one that there was: also what follows a failure. The folder's weights
@@ -61,7 +63,14 @@ class _EngineProcess:
         return await self._engine.start(version=version)
 
     async def generate(self, prompt_token_ids: np.ndarray, params: SamplingParams, session_id: str) -> Completion:
-        return await self._engine.generate(prompt_token_ids, params, session_id)
+        with self._occupancy.use():
+            completion = await self._engine.generate(prompt_token_ids, params, session_id)
+        self._num_tokens += len(completion.token_ids)
+        return completion
+
+    async def usage(self) -> tuple[float, int]:
+        """(seconds of requests under way, summed over them; tokens sampled), since this process began."""
+        return self._occupancy.seconds, self._num_tokens
 
     async def publish(self, package: WeightsPackage, version: int | None = None) -> dict[str, Any]:
         return await self._engine.publish(package, version)

@@ -129,5 +129,6 @@ async def _act(reply: Reply, tools: Tools, parser: CallParser, clock: DialogueCl
         observations=observations,
         judgement=tools.judgements[-1] if len(tools.judgements) > judged_before else None,
         truncated=truncated,
+        usage=reply.completion.usage,
     )
     return turn, timeout is not None and not timeout.expired()

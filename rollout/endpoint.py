@@ -13,7 +13,7 @@ import tenacity
 
 from rollout.config import EndpointConfig
 from rollout.scripted import text_completion
-from rollout.types import ContextFullError, Reply, RolloutError
+from rollout.types import ContextFullError, Reply, RolloutError, Usage
 
 _RETRIED = (
     openai.APIConnectionError,  # also time-outs
@@ -60,6 +60,20 @@ class EndpointPolicy:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
+    async def check(self) -> None:
+        """Asks the server for its models: before anything is spent. Raises EndpointError with what to change."""
+        try:
+            models = [model.id for model in (await self._client.models.list()).data]
+        except openai.NotFoundError:
+            return  # not every server lists its models; the first request will tell
+        except (openai.APIError, openai.OpenAIError) as error:
+            raise await self._explain(error) from error
+        if models and self.config.model not in models:
+            config = self.config
+            raise EndpointError(
+                f"endpoint {config.base_url}: no model {config.model!r} there; it serves {', '.join(models[:10])}"
+            )
+
     async def complete(self, messages: list[dict[str, str]], *, max_tokens: int, **sampling: Any) -> Any:
         """One chat completion (openai.types.chat.ChatCompletion), retried where that can help.
 
@@ -73,9 +87,9 @@ class EndpointPolicy:
             if self._limit_field == "max_tokens" and "max_completion_tokens" in str(error):
                 self._limit_field = "max_completion_tokens"  # newer OpenAI models take only this one
                 return await self.complete(messages, max_tokens=max_tokens, **sampling)
-            raise await self._explain(error) from error
+            raise await self._explain(error, attempts=self.config.max_retries + 1) from error
         except (openai.APIError, openai.OpenAIError) as error:
-            raise await self._explain(error) from error
+            raise await self._explain(error, attempts=self.config.max_retries + 1) from error
 
     async def _with_retries(self, messages: list[dict[str, str]], max_tokens: int, sampling: dict[str, Any]) -> Any:
         attempts = tenacity.AsyncRetrying(
@@ -93,10 +107,10 @@ class EndpointPolicy:
 
         return await attempts(ask)
 
-    async def _explain(self, error: Exception) -> EndpointError:
+    async def _explain(self, error: Exception, *, attempts: int = 1) -> EndpointError:
         config = self.config
         where = f"endpoint {config.base_url} (model {config.model!r})"
-        tries = f"after {config.max_retries + 1} attempts" if isinstance(error, _RETRIED) else "at once"
+        tries = f"after {attempts} attempts" if attempts > 1 and isinstance(error, _RETRIED) else "at once"
         if isinstance(error, (openai.AuthenticationError, openai.PermissionDeniedError)):
             state = "is set but refused" if os.environ.get(config.api_key_env) else "is not set"
             return EndpointError(f"{where}: access denied; the environment variable {config.api_key_env} {state}")
@@ -158,8 +172,15 @@ class EndpointDialogue:
         else:
             self._used_tokens += int(len(text) / _CHARS_PER_TOKEN)
         finish_reason = "length" if choice.finish_reason == "length" else "stop"
-        completion = text_completion(finish_reason)
+        completion = text_completion(finish_reason, self._usage(answer, text))
         return Reply(text=text, prompt_token_ids=completion.token_ids, completion=completion)
+
+    def _usage(self, answer: Any, text: str) -> Usage:
+        """As the server counted, else by length: a budget must not stand still where a server is silent."""
+        if answer.usage is not None:
+            return Usage(prompt_tokens=answer.usage.prompt_tokens, completion_tokens=answer.usage.completion_tokens)
+        sent = sum(len(message["content"]) for message in self._messages[:-1])
+        return Usage(prompt_tokens=int(sent / _CHARS_PER_TOKEN), completion_tokens=int(len(text) / _CHARS_PER_TOKEN))
 
     def observe(self, observations: list[str]) -> None:
         content = "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in observations)

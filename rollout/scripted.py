@@ -17,7 +17,7 @@ import numpy as np
 
 from rollout.chat import ChatFormat
 from rollout.policy import TokenHistory
-from rollout.types import Completion, Dialogue, Reply, RolloutError
+from rollout.types import Completion, Dialogue, Reply, RolloutError, Usage
 
 Script = Generator[str, list[str], None]
 
@@ -115,11 +115,12 @@ def _text_reply(text: str) -> Reply:
     return Reply(text=text, prompt_token_ids=np.zeros(0, np.int32), completion=text_completion("stop"))
 
 
-def text_completion(finish_reason: str) -> Completion:
+def text_completion(finish_reason: str, usage: Usage | None = None) -> Completion:
     """The completion of a policy that has no tokens to show."""
     return Completion(
         token_ids=np.zeros(0, np.int32),
         logprobs=np.zeros(0, np.float32),
         policy_versions=np.zeros(0, np.int32),
         finish_reason=finish_reason,
+        usage=usage,
     )

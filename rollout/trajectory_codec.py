@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout.types import SCHEMA_VERSION, StopReason, ToolCall, Trajectory, Turn
+from rollout.types import SCHEMA_VERSION, StopReason, ToolCall, Trajectory, Turn, Usage
 from sandbox.types import Judgement
 
 _LENGTH = struct.Struct("<I")
@@ -96,6 +96,7 @@ def _encode_turns(turns: list[Turn], arrays: list[np.ndarray]) -> list[dict[str,
                 "observations": turn.observations,
                 "judgement": None if turn.judgement is None else turn.judgement.to_json(),
                 "truncated": turn.truncated,
+                "usage": None if turn.usage is None else dataclasses.asdict(turn.usage),
             }
         )
         context = _context(turn)
@@ -121,6 +122,7 @@ def _decode_turns(records: list[dict[str, Any]], arrays: _ArrayReader) -> list[T
                 observations=record["observations"],
                 judgement=None if judgement is None else Judgement.from_json(judgement),
                 truncated=record["truncated"],
+                usage=Usage(**record["usage"]) if record.get("usage") else None,  # older records have none
             )
         )
     return turns

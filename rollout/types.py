@@ -35,6 +35,14 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of one request as a server counted them, which is what it bills."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """What an engine sampled: one entry a token in each array."""
 
@@ -42,6 +50,8 @@ class Completion:
     logprobs: np.ndarray  # [T] float32, of the sampled token, as the engine computed it
     policy_versions: np.ndarray  # [T] int32, version of the weights that sampled it
     finish_reason: str  # "stop" | "length"
+    usage: Usage | None = None
+    """Of a server that shows no tokens; None where the arrays say it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +78,8 @@ class Turn:
     routing: np.ndarray | None = None
     truncated: bool = False
     """The turn hit max_tokens before it ended itself."""
+    usage: Usage | None = None
+    """Completion.usage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -207,7 +207,7 @@ class _JudgeProcess:
     async def compile(self, skill: str, candidate: Candidate) -> CompileResult:
         return await self._fleet.compile(skill, candidate)
 
-    async def stats(self) -> dict[str, int]:
+    async def stats(self) -> dict[str, float]:
         return self._coordinator.stats() | {"compile_workers_replaced": self._fleet.num_replaced}
 
     async def close(self) -> None:
@@ -260,7 +260,7 @@ class RemoteJudge(Judge):
         except ray.exceptions.RayError as error:
             raise SandboxUnavailableError(_summary(error)) from error
 
-    async def stats(self) -> dict[str, int]:
+    async def stats(self) -> dict[str, float]:
         """Counts since the JudgeActor (re)started."""
         return await self._repeated(self._handle.stats)
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from sandbox.occupancy import Occupancy
 from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Sanitized, Task
 
 
@@ -48,6 +49,8 @@ class ProfilerPool:
         self._turn = 0
         self._waiting: asyncio.Queue[asyncio.Future[int]] = asyncio.Queue()
         self.num_replaced = 0
+        self.occupancy = Occupancy()
+        """Of the devices, by leases."""
 
     @property
     def num_devices(self) -> int:
@@ -58,7 +61,8 @@ class ProfilerPool:
         """A device for the block alone. A DeviceError that leaves the block has the device replaced."""
         index = await self._take()
         try:
-            yield await self._device(index)
+            with self.occupancy.use():
+                yield await self._device(index)
         except DeviceError:
             await self._drop(index)
             raise

@@ -19,6 +19,7 @@ from typing import Any, Self
 import ray
 
 from jaxagent.collection.tickets import Ticket
+from jaxagent.collection.usage import UsageMeter
 from jaxagent.config.run import RunConfig
 from jaxagent.run.progress import Progress
 from rollout.actors import EngineActor, call, engine_policy, start_rollout_actors, watch_actors
@@ -65,6 +66,12 @@ class RolloutCluster:
         self._engine_restarts = 0
         self._silent_actors = 0
         self._watching: asyncio.Task[None] | None = None
+        engine, rollout = config.engine, config.rollout
+        self._usage = UsageMeter(
+            num_devices=config.judge.num_devices,
+            engine_sequences=engine.num_engines * engine.max_num_seqs,
+            rollouts=rollout.num_actors * rollout.trajectories_per_actor,
+        )
 
     async def __aenter__(self) -> Self:
         self._own_ray = connect_ray()
@@ -146,21 +153,26 @@ class RolloutCluster:
     def _count_silence(self) -> None:
         self._silent_actors += 1
 
+    async def take_usage(self) -> dict[str, float]:
+        """How busy the pools were since this was asked last (UsageMeter.take)."""
+        return await self._usage.take(self.judge, self._engines)
+
     async def rollout(self, ticket: Ticket, *, stage: str, dialogue: DialogueConfig, policy: str) -> Trajectory:
         """One trajectory on the least busy actor. Raises RolloutError, SandboxUnavailableError, DeviceError."""
         index = min(range(len(self._under_way)), key=self._under_way.__getitem__)
         self._under_way[index] += 1
         try:
-            return await call(
-                self._rollout_actors[index].run,
-                ticket.task,
-                policy=policy,
-                stage=stage,
-                sample_index=ticket.sample_index,
-                seed=ticket.seed,
-                dialogue=dialogue,
-                trajectory_id=ticket.trajectory_id,
-            )
+            with self._usage.under_way.use():
+                return await call(
+                    self._rollout_actors[index].run,
+                    ticket.task,
+                    policy=policy,
+                    stage=stage,
+                    sample_index=ticket.sample_index,
+                    seed=ticket.seed,
+                    dialogue=dialogue,
+                    trajectory_id=ticket.trajectory_id,
+                )
         except EngineError:
             await self._revive_engines()  # a repeat of this rollout should find an engine that answers
             raise

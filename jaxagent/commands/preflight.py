@@ -13,6 +13,7 @@ from jaxagent.mesh.devices import check_mesh
 from jaxagent.models.config import DecoderConfig, UnsupportedModelError
 from jaxagent.models.families import from_hf, from_scratch
 from jaxagent.models.stored import ATTENTION_MATRICES
+from jaxagent.run.trackers import check_tracking
 from jaxagent.synthesis.sources import resolve_tasks
 from rollout.config import DialogueConfig
 from sandbox.skill import load_skill
@@ -25,6 +26,7 @@ def check_inputs(config: RunConfig) -> tuple[list[Task], list[Task]]:
     Raises ConfigError, TaskError or SkillError with one paragraph that names the key and the next step.
     """
     load_skill(config.tasks.skill)
+    check_tracking(config.tracking)
     _check_model(config)
     if config.learner.num_learners != 1:
         raise ConfigError(

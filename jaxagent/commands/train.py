@@ -22,6 +22,7 @@ from jaxagent.run.folder import RunFolder, create_run, open_run
 from jaxagent.run.fork import copy_start
 from jaxagent.run.metrics_log import MetricsLog, read_metrics
 from jaxagent.run.progress import RunProgress
+from jaxagent.run.trackers import start_trackers
 from jaxagent.schedule.cluster import Cluster
 from jaxagent.schedule.run import Run
 from jaxagent.schedule.stage_table import stage_rows, stage_summary
@@ -76,7 +77,7 @@ async def _run(folder: RunFolder, config: RunConfig, tasks: tuple[list[Task], li
             f"run {config.name}: {len(train_tasks)} train tasks, {len(heldout_tasks)} held out, in {folder.root}"
         )
         async with Cluster(config, folder, progress) as cluster:
-            metrics = MetricsLog(folder)
+            metrics = MetricsLog(folder, start_trackers(config, folder))
             run = Run(config, folder, cluster, store, metrics, progress, clock, train_tasks, heldout_tasks)
             try:
                 with stop_in_order(lambda: _how_to_go_on(folder)):

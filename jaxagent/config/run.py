@@ -25,6 +25,32 @@ class TaskConfig(Config):
     """Use only the first so many tasks of each, for trying things out."""
 
 
+class BudgetConfig(Config):
+    """What sampling for `jaxagent evaluate` may take. Used up, it starts no more samples and reports what there is.
+
+    The same command with a larger budget goes on from there. Prompts count in every turn, as servers bill them.
+    """
+
+    max_tokens: int | None = Field(default=None, gt=0)
+    """Of prompts and replies together, over all samples of the evaluation."""
+    max_seconds: float | None = Field(default=None, gt=0)
+    """Wall time of one start of the command, from the first sample on."""
+    max_cost: float | None = Field(default=None, gt=0)
+    """In the currency of the prices, which it needs."""
+    price_per_million_prompt_tokens: float | None = Field(default=None, ge=0)
+    price_per_million_completion_tokens: float | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> BudgetConfig:
+        prices = (self.price_per_million_prompt_tokens, self.price_per_million_completion_tokens)
+        if (None in prices and any(price is not None for price in prices)) or (self.max_cost and None in prices):
+            raise ValueError(
+                "price_per_million_prompt_tokens and price_per_million_completion_tokens: set both (0 is allowed); a "
+                "cost, and a max_cost, need them"
+            )
+        return self
+
+
 class EvaluationConfig(Config):
     """Held-out evaluation before, between and after the stages."""
 
@@ -32,6 +58,7 @@ class EvaluationConfig(Config):
     """Stages after which held-out tasks are evaluated; the final stage always is."""
     samples_per_task: int = Field(default=4, gt=0)
     dialogue: DialogueConfig = DialogueConfig()
+    budget: BudgetConfig = BudgetConfig()
 
 
 class CheckpointConfig(Config):
@@ -40,6 +67,18 @@ class CheckpointConfig(Config):
     every_log_updates: int = Field(default=200, gt=0)
     """The same for stages that train on the log, whose updates are short."""
     keep_last: int = Field(default=2, gt=0)
+
+
+class TrackingConfig(Config):
+    """Experiment trackers; metrics.jsonl and TensorBoard are written in any case. They need the extra `tracking`."""
+
+    wandb: bool = False
+    """Weights & Biases, with key and mode from its own environment variables."""
+    mlflow: bool = False
+    mlflow_uri: str | None = None
+    """Of the tracking server. None: MLFLOW_TRACKING_URI, else a file in the run's folder."""
+    project: str = "jaxagent"
+    """W&B's project, MLflow's experiment."""
 
 
 class StartFromConfig(Config):
@@ -71,6 +110,7 @@ class RunConfig(Config):
     store: StoreConfig = StoreConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    tracking: TrackingConfig = TrackingConfig()
     start_from: StartFromConfig | None = None
 
     @model_validator(mode="after")

@@ -15,7 +15,8 @@ from typing import Any
 
 import ray
 
-from jaxagent.evaluation.folder import EvaluationRequest
+from jaxagent.evaluation.policy_source import AdapterSource, RunSource
+from jaxagent.evaluation.request import EvaluationRequest
 from jaxagent.evaluation.scorecard import Row
 from jaxagent.evaluation.service import EvaluationService
 from jaxagent.run.progress_relay import Event, ProgressRelay
@@ -42,17 +43,16 @@ class _EvaluationProcess:
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _export(run_dir: Path, out: Path) -> str:
-    from jaxagent.learner.export import export_run
+def _export(source: RunSource | AdapterSource, out: Path) -> str:
+    from jaxagent.evaluation.export import export_source
 
-    exported = export_run(run_dir, out)
-    return f"stage {exported.stage} after {exported.updates} updates"
+    return export_source(source, out)
 
 
-async def _export_elsewhere(run_dir: Path, out: Path) -> str:
+async def _export_elsewhere(source: RunSource | AdapterSource, out: Path) -> str:
     """In a process of its own, whose JAX leaves accelerators alone: the engines want their memory."""
     export = _export.options(runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu"}})
-    return await call(export, run_dir, out)
+    return await call(export, source, out)
 
 
 EvaluationActor = ray.remote(num_cpus=0)(_EvaluationProcess)

@@ -67,12 +67,18 @@ async def collect_samples(
     max_retries: int,
     seed: int,
     progress: Progress,
+    on_accept: Callable[[Trajectory], None] = lambda _: None,
 ) -> None:
-    """Rolls out the samples of every task that `store` does not hold yet."""
+    """Rolls out the samples of every task that `store` does not hold yet; `on_accept` gets each that is stored."""
     total = len(tasks) * samples_per_task
     done = {ticket_number(trajectory_id): 0 for trajectory_id in store.ids()}
     window = TicketWindow.resumed(batch_size=total, max_staleness=0, limit=total, updates=0, taken=(), ready=done)
     with progress.counting(f"evaluation {label}", total, done=len(done)) as advance:
+
+        def accept(trajectory: Trajectory) -> None:
+            on_accept(trajectory)
+            advance()
+
         collector = Collector(
             order=TicketOrder(tasks, stage=f"evaluation_{label}", seed=seed),
             window=window,
@@ -83,7 +89,7 @@ async def collect_samples(
             sampling_version=lambda: 0,
             capacity=capacity,
             max_retries=max_retries,
-            on_accept=lambda _: advance(),
+            on_accept=accept,
         )
         async with collector:
             await collector.complete()

@@ -3,8 +3,10 @@
 evaluation.json     policy, protocol, tasks …: an evaluation is only continued with the same ones
 store/              every sample as a trajectory, as soon as it is there
 model/              of a run: the weights that are evaluated, also when the run goes on meanwhile
-results.jsonl       one row a sample      summary.json, table.md      figures by level
+results.jsonl       one row a sample      summary.json, table.md      figures by level and by family of operators
 eval_results.json   in KernelBench's form (pass_at_k_results.json with it; in levelN/ where there are several levels)
+timing/             the baselines in KernelBench's form
+kernels/            the files behind the results
 """
 
 from __future__ import annotations
@@ -12,33 +14,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxagent.config.load import ConfigError
-from jaxagent.config.run import RunConfig
 from jaxagent.evaluation.kernelbench import write_kernelbench
-from jaxagent.evaluation.policy_source import KernelsSource, PolicySource
+from jaxagent.evaluation.kernelbench_baselines import write_baselines
+from jaxagent.evaluation.policy_source import KernelsSource
 from jaxagent.evaluation.problems import Problem, number_problems
+from jaxagent.evaluation.report import Report, markdown
+from jaxagent.evaluation.request import EvaluationRequest
 from jaxagent.evaluation.results import best_judgement
-from jaxagent.evaluation.scorecard import Row, tables
+from jaxagent.evaluation.written_kernels import write_kernels
 from jaxagent.files.write import write_atomically, write_json
 from rollout.types import Trajectory
 from sandbox.types import Task
 
 SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationRequest:
-    """What is to be evaluated, on what, and where the results go."""
-
-    config: RunConfig
-    """Read: evaluation, tasks.skill, seed, engine, rollout, sandbox, compile, judge (its protocol), store."""
-    policy: PolicySource
-    tasks: list[Task]
-    out: Path
 
 
 class EvaluationFolder:
@@ -56,7 +48,9 @@ class EvaluationFolder:
         elif any(self.root.iterdir()):
             raise ConfigError(f"--out {self.root}: the folder holds something that is no evaluation; choose a new one")
         else:
-            self._record = {"schema_version": SCHEMA_VERSION, "asked": self._asked}
+            config = json.loads(request.config.model_dump_json())
+            asked = {"schema_version": SCHEMA_VERSION, "asked": self._asked}
+            self._record = asked | {"config": config, "tasks_source": request.tasks_source}
             write_json(self._path, self._record)
 
     @property
@@ -81,17 +75,19 @@ class EvaluationFolder:
         write_json(self._path, self._record)
 
     def write_results(
-        self, trajectories: Sequence[Trajectory], rows: Sequence[Row], unusable: Mapping[str, str]
+        self, trajectories: Sequence[Trajectory], report: Report, *, stored: Mapping[str, Mapping[str, str]]
     ) -> None:
+        """Everything that comes out of an evaluation, also of one that ended early; `stored` as of write_kernels."""
         problems = number_problems(self._request.tasks)
         by_id = {task.task_id: task for task in self._request.tasks}
         lines = [json.dumps(result_row(t, by_id[t.task_id], problems[t.task_id])) for t in trajectories]
         write_atomically(self.root / "results.jsonl", "".join(f"{line}\n" for line in lines))
         write_kernelbench(self.root, trajectories, problems)
-        write_atomically(self.root / "table.md", markdown(rows, unusable))
+        write_kernels(self.root, trajectories, problems, stored=stored)
+        write_baselines(self.root, trajectories, problems, prepared=self.get("baselines") or {})
+        write_atomically(self.root / "table.md", markdown(report))
         summary = {key: self._asked[key] for key in ("policy", "protocol", "skill", "seed")}
-        summary |= {"weights": self.get("weights"), "unusable": dict(unusable)}
-        write_json(self.root / "summary.json", summary | {"rows": [row.to_json() for row in rows]})
+        write_json(self.root / "summary.json", summary | {"weights": self.get("weights")} | report.to_json())
 
     def _check_same(self) -> None:
         before = self._record["asked"]
@@ -120,18 +116,6 @@ def result_row(trajectory: Trajectory, task: Task, problem: Problem) -> dict[str
         "seconds": trajectory.seconds,
         "judgement": judgement.to_json(),
     }
-
-
-def markdown(rows: Sequence[Row], unusable: Mapping[str, str]) -> str:
-    """The tables as Markdown, and below them the tasks that could not be used."""
-    parts = []
-    for title, (columns, cells) in tables(rows).items():
-        lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *cells]
-        parts.append(f"**{title}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n")
-    if unusable:
-        parts.append("Not evaluated, and counted nowhere, because the reference does not run here:\n")
-        parts.append("".join(f"- {task_id}: {reason.splitlines()[0]}\n" for task_id, reason in unusable.items()))
-    return "\n".join(parts)
 
 
 def _identity(request: EvaluationRequest) -> dict[str, Any]:

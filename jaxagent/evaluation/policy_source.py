@@ -1,14 +1,16 @@
-"""What `--policy` names: a run, a model folder, a server, or kernels that are stored already."""
+"""What `--policy` names: a run, a model folder, an adapter, a server, or kernels that are stored already."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxagent.config.load import ConfigError
 
 FORMS = (
-    "a run directory, a Hugging Face model directory, openai:BASE_URL#MODEL (openai:http://localhost:8000/v1#qwen), "
+    "a run directory, a Hugging Face model directory, a PEFT adapter, openai:BASE_URL#MODEL "
+    "(openai:http://localhost:8000/v1#qwen), "
     "or kernels:DIR"
 )
 
@@ -34,6 +36,18 @@ class ModelSource:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterSource:
+    """LoRA adapters in PEFT's format, merged into their base model before it is served."""
+
+    path: Path
+    base: Path
+    """Hugging Face folder."""
+
+    def __str__(self) -> str:
+        return f"adapter {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSource:
     """A model behind an OpenAI-compatible server; the key is in the environment variable OPENAI_API_KEY."""
 
@@ -54,7 +68,7 @@ class KernelsSource:
         return f"kernels:{self.path}"
 
 
-PolicySource = RunSource | ModelSource | ServerSource | KernelsSource
+PolicySource = RunSource | ModelSource | AdapterSource | ServerSource | KernelsSource
 
 
 def parse_policy(text: str) -> PolicySource:
@@ -66,16 +80,25 @@ def parse_policy(text: str) -> PolicySource:
         return KernelsSource(_folder(rest, f"--policy {text}"))
     path = _folder(text, f"--policy {text}")
     if (path / "adapter_config.json").is_file():
-        raise ConfigError(
-            f"--policy {text}: PEFT adapters are not supported yet; merge the adapter into its base model "
-            "(peft's merge_and_unload, then save_pretrained) and name that folder"
-        )
+        return AdapterSource(path, _base_of(path, f"--policy {text}"))
     if (path / "config.json").is_file():
         return ModelSource(path)
     if (path / "config.yaml").is_file():
         return RunSource(path)
     raise ConfigError(
         f"--policy {text}: neither a run (config.yaml) nor a model (config.json) is in that folder; give {FORMS}"
+    )
+
+
+def _base_of(adapter: Path, key: str) -> Path:
+    """The folder of the model that the adapters belong to: as they name it, from here or from beside them."""
+    named = json.loads((adapter / "adapter_config.json").read_text()).get("base_model_name_or_path") or ""
+    for base in (Path(named).expanduser(), adapter.parent / named, adapter / named):
+        if named and (base / "config.json").is_file():
+            return base.resolve()
+    raise ConfigError(
+        f"{key}: its base model, base_model_name_or_path={named!r} in adapter_config.json, is no model folder here; "
+        "write the folder's path there"
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxagent.evaluation.aggregate import fast_p, pass_at_k
+from jaxagent.evaluation.families import family_of
 from jaxagent.evaluation.results import EvaluationResult, best_judgement, summarize, table_rows
 from rollout.types import Trajectory
 from sandbox.types import Judgement, Task
@@ -49,6 +50,16 @@ def score_rows(trajectories: Iterable[Trajectory], tasks: Sequence[Task], *, see
         everything = [trajectory for name in sorted(by_source) for trajectory in by_source[name]]
         rows.append(_row(OVERALL, everything, seed=seed, level_of=source.__getitem__))
     return rows
+
+
+def family_results(trajectories: Iterable[Trajectory], tasks: Sequence[Task], *, seed: int) -> list[EvaluationResult]:
+    """One result for every family of operators that the tasks belong to, the largest first."""
+    family = {task.task_id: family_of(task.code) for task in tasks}
+    by_family: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        by_family.setdefault(family[trajectory.task_id], []).append(trajectory)
+    results = [summarize(name, members, seed=seed) for name, members in by_family.items()]
+    return sorted(results, key=lambda result: (-result.num_tasks, result.label))
 
 
 def tables(rows: Sequence[Row]) -> dict[str, tuple[list[str], list[list[str]]]]:

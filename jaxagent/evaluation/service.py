@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.collection.rollout_cluster import RolloutCluster
+from jaxagent.collection.tickets import Ticket
 from jaxagent.config.load import ConfigError
+from jaxagent.evaluation.budget import Budget, BudgetUsedUpError
 from jaxagent.evaluation.concurrently import concurrently
 from jaxagent.evaluation.evaluate import collect_samples
-from jaxagent.evaluation.folder import EvaluationFolder, EvaluationRequest
-from jaxagent.evaluation.policy_source import KernelsSource, ModelSource, RunSource, ServerSource
-from jaxagent.evaluation.scorecard import Row, score_rows
+from jaxagent.evaluation.folder import EvaluationFolder
+from jaxagent.evaluation.policy_source import AdapterSource, KernelsSource, ModelSource, RunSource, ServerSource
+from jaxagent.evaluation.report import make_report, remarks
+from jaxagent.evaluation.request import EvaluationRequest
+from jaxagent.evaluation.scorecard import Row
 from jaxagent.evaluation.stored_kernels import StoredKernel, find_kernels, judge_stored, with_missing
 from jaxagent.run.progress import Progress
 from rollout.config import EndpointConfig
@@ -33,8 +37,8 @@ from sandbox.types import Task
 POLICY = "policy"
 """Name of the policy under evaluation in its rollout actors, also in such as are given."""
 LABEL = "samples"
-Export = Callable[[Path, Path], Awaitable[str]]
-"""Writes a run's newest actor (RUN_DIR, DIR) and says which weights they are."""
+Export = Callable[[RunSource | AdapterSource, Path], Awaitable[str]]
+"""Writes the model that is meant into a folder, and says which weights they are."""
 
 
 class EvaluationService:
@@ -69,9 +73,12 @@ class EvaluationService:
                     trajectories = list(store.trajectories())
                 else:
                     trajectories = await self._judge(kernels, usable, request, cluster, store)
-        rows = await asyncio.to_thread(score_rows, trajectories, usable, seed=request.config.seed)
-        await asyncio.to_thread(folder.write_results, trajectories, rows, unusable)
-        return rows
+        report = await asyncio.to_thread(make_report, request, trajectories, usable, unusable)
+        stored = {kernel.trajectory_id: kernel.candidate.files for kernel in kernels or ()}
+        await asyncio.to_thread(folder.write_results, trajectories, report, stored=stored)
+        for remark in remarks(report):
+            self._progress.say(remark)
+        return report.rows
 
     async def _check_references(
         self, tasks: Sequence[Task], folder: EvaluationFolder, cluster: RolloutCluster
@@ -81,12 +88,13 @@ class EvaluationService:
         What was found is kept in the folder: a continued evaluation has the same tasks.
         """
         checked: dict[str, str | None] = dict(folder.get("references") or {})
+        baselines: dict[str, tuple[float, float]] = dict(folder.get("baselines") or {})
         unchecked = [task for task in tasks if task.task_id not in checked]
         with self._progress.counting("baselines", len(tasks), done=len(tasks) - len(unchecked)) as advance:
 
             async def one(task: Task) -> None:
                 try:
-                    await cluster.judge.prepare([task])
+                    baselines.update(await cluster.judge.prepare([task]))
                     checked[task.task_id] = None
                 except TaskError as error:
                     checked[task.task_id] = str(error)
@@ -99,6 +107,7 @@ class EvaluationService:
         if len(unusable) == len(checked):
             first = next(iter(unusable.values()))
             raise TaskError(f"tasks: none of the {len(checked)} references runs here; the first one: {first}")
+        folder.note("baselines", baselines)
         folder.note("references", checked)
         return unusable
 
@@ -136,19 +145,28 @@ class EvaluationService:
             return
         if not cluster.rollout_capacity:
             await self._start_policy(request, folder, cluster)
-        await collect_samples(
-            store,
-            label=LABEL,
-            tasks=tasks,
-            samples_per_task=config.evaluation.samples_per_task,
-            rollout=lambda ticket: cluster.rollout(
-                ticket, stage=LABEL, dialogue=config.evaluation.dialogue, policy=POLICY
-            ),
-            capacity=cluster.rollout_capacity,
-            max_retries=config.rollout.max_retries,
-            seed=config.seed,
-            progress=self._progress,
-        )
+        budget = Budget(config.evaluation.budget, store.trajectories())
+
+        async def rollout(ticket: Ticket) -> Trajectory:
+            return await cluster.rollout(ticket, stage=LABEL, dialogue=config.evaluation.dialogue, policy=POLICY)
+
+        try:
+            await collect_samples(
+                store,
+                label=LABEL,
+                tasks=tasks,
+                samples_per_task=config.evaluation.samples_per_task,
+                rollout=budget.limited(rollout),
+                capacity=cluster.rollout_capacity,
+                max_retries=config.rollout.max_retries,
+                seed=config.seed,
+                progress=self._progress,
+                on_accept=budget.accept,
+            )
+        except BudgetUsedUpError as error:
+            if not len(store):
+                raise ConfigError(f"{error}, before there is a sample; raise it") from None
+            self._progress.say(f"{error}: no more samples are started; raise it to go on")
 
     async def _start_policy(
         self, request: EvaluationRequest, folder: EvaluationFolder, cluster: RolloutCluster
@@ -158,7 +176,7 @@ class EvaluationService:
             case ServerSource(base_url, model):
                 make = functools.partial(EndpointPolicy, EndpointConfig(base_url=base_url, model=model))
                 await cluster.start_rollout_actors(lambda number: {POLICY: make}, dialogues)
-            case RunSource() | ModelSource():
+            case RunSource() | ModelSource() | AdapterSource():
                 model_dir = await self._model_dir(request.policy, folder)
                 cluster.start_engines(model_dir)
                 policy = cluster.engine_policies(model_dir)
@@ -167,11 +185,11 @@ class EvaluationService:
             case KernelsSource():
                 raise ConfigError(f"--policy {request.policy}: stored kernels are judged, not rolled out")
 
-    async def _model_dir(self, policy: RunSource | ModelSource, folder: EvaluationFolder) -> Path:
+    async def _model_dir(self, policy: RunSource | ModelSource | AdapterSource, folder: EvaluationFolder) -> Path:
         if isinstance(policy, ModelSource):
             return policy.path
         if not folder.model.is_dir():
-            folder.note("weights", await self._export(policy.path, folder.model))
+            folder.note("weights", await self._export(policy, folder.model))
         self._progress.say(f"weights: {policy}, {folder.get('weights')}")
         return folder.model
 

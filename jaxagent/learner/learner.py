@@ -23,6 +23,7 @@ from jaxagent.learner.portable import PortableCheckpoint
 from jaxagent.learner.ppo_update import run_ppo_update
 from jaxagent.learner.state import LearnerState, Progress
 from jaxagent.learner.steps import Steps
+from jaxagent.run.token_records import TokenRecords
 from rollout.types import Trajectory
 
 LogStage = LessonStage | FineTuneStage | ValuePretrainStage
@@ -94,8 +95,14 @@ class Learner:
         self._value_targets = []
         progress.begin(stage.name)
 
-    def ppo_update(self, trajectories: Sequence[Trajectory], stage: PPOStage) -> Metrics:
-        """One update of actor and critic on one batch of rollouts."""
+    def ppo_update(
+        self,
+        trajectories: Sequence[Trajectory],
+        stage: PPOStage,
+        *,
+        on_tokens: Callable[[TokenRecords], None] | None = None,
+    ) -> Metrics:
+        """One update of actor and critic on one batch of rollouts; `on_tokens` as of run_ppo_update."""
         started = time.perf_counter()
         self._expect(stage)
         sequences = self._sequences(trajectories, need_logprobs=True)
@@ -112,7 +119,9 @@ class Learner:
             epoch=self._progress.updates,
         )
         minibatches = [self._minibatch(sequences, rewards, group) for group in groups]
-        metrics |= run_ppo_update(self._steps, minibatches, stage=stage, policy_version=self.policy_version)
+        metrics |= run_ppo_update(
+            self._steps, minibatches, stage=stage, policy_version=self.policy_version, on_tokens=on_tokens
+        )
         self._progress.policy_version += 1
         self._progress.updates += 1
         return metrics | _speed(sequences, started)

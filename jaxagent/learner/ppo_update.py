@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxagent.batches.minibatch import Minibatch
+from jaxagent.batches.minibatch import Minibatch, to_host
 from jaxagent.config.learner import PPOConfig
 from jaxagent.config.stages import PPOStage
 from jaxagent.learner.metrics import Metrics, explained_variance, gap_metrics, ppo_token_metrics
 from jaxagent.learner.steps import Steps
+from jaxagent.learner.token_records import token_records
 from jaxagent.learner.types import StepOutput, Targets
+from jaxagent.run.token_records import TokenRecords
 
 
-def run_ppo_update(steps: Steps, minibatches: Sequence[Minibatch], *, stage: PPOStage, policy_version: int) -> Metrics:
-    """Critic and actor take their steps on each minibatch; all targets are fixed before the first step."""
+def run_ppo_update(
+    steps: Steps,
+    minibatches: Sequence[Minibatch],
+    *,
+    stage: PPOStage,
+    policy_version: int,
+    on_tokens: Callable[[TokenRecords], None] | None = None,
+) -> Metrics:
+    """Critic and actor take their steps on each minibatch; all targets are fixed before the first step.
+
+    `on_tokens` gets ratios, advantages and values at the tokens of a few trajectories.
+    """
     cfg, temperature = steps.config.ppo, stage.dialogue.temperature
     estimates = [steps.value_targets(minibatch) for minibatch in minibatches]
     advantages = [estimate["advantages"] for estimate in estimates]
@@ -34,6 +46,8 @@ def run_ppo_update(steps: Steps, minibatches: Sequence[Minibatch], *, stage: PPO
             )
         actor_outputs.append(steps.ppo(minibatch, target, stage.actor_optimizer, temperature=temperature))
     tokens = _policy_tokens(minibatches, actor_outputs, estimates, advantages, policy_version=policy_version)
+    if on_tokens is not None:
+        on_tokens(_token_records(minibatches, actor_outputs, estimates, advantages))
     return {
         **_token_metrics(tokens, cfg),
         **steps.report("actor", actor_outputs[-1]),
@@ -89,6 +103,19 @@ def _policy_tokens(
             | {"is_fresh": versions == policy_version}
         )
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _token_records(
+    minibatches: Sequence[Minibatch],
+    outputs: Sequence[StepOutput],
+    estimates: Sequence[dict[str, np.ndarray]],
+    advantages: Sequence[np.ndarray],
+) -> TokenRecords:
+    arrays = [
+        {"ratio": to_host(output.per_token["ratio"]), "advantage": advantage, "value": estimate["values"]}
+        for output, estimate, advantage in zip(outputs, estimates, advantages, strict=True)
+    ]
+    return token_records(minibatches, arrays)
 
 
 def _token_metrics(tokens: dict[str, np.ndarray], cfg: PPOConfig) -> Metrics:

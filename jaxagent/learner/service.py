@@ -28,6 +28,7 @@ from jaxagent.models.scratch_tokenizer import END_OF_MESSAGE, PADDING, save_toke
 from jaxagent.models.value import Critic
 from jaxagent.run.folder import RunFolder, starting_model
 from jaxagent.run.fork import keep_stage_end
+from jaxagent.run.token_records import TokenRecords, write_token_records
 from jaxagent.synthesis.expert import expert_texts
 from jaxagent.synthesis.lessons import lesson_sequences, lesson_tasks
 from jaxagent.synthesis.sources import resolve_tasks
@@ -89,7 +90,12 @@ class LearnerService:
         self._learner.start_stage(stage)
 
     def ppo_update(self, trajectories: Sequence[Trajectory], stage: PPOStage) -> dict[str, Any]:
-        return self._learner.ppo_update(trajectories, stage)
+        update = self._learner.progress.updates
+
+        def keep(records: TokenRecords) -> None:
+            write_token_records(self._folder.tokens, stage.name, update, records)
+
+        return self._learner.ppo_update(trajectories, stage, on_tokens=keep)
 
     def finetune_updates(
         self, trajectories: Sequence[Trajectory], stage: FineTuneStage, *, max_updates: int

@@ -9,7 +9,7 @@ import html
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxagent.report.data import RunData, stage_bands
@@ -36,10 +36,12 @@ class Chart:
     traces: list[dict[str, Any]]
     layout: dict[str, Any]
     by_step: bool = True
+    xaxis: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
+        layout = self.layout | ({"xaxis": self.xaxis} if self.xaxis else {})
         return {"title": self.title, "note": self.note, "by_step": self.by_step,
-                "figure": {"data": self.traces, "layout": self.layout}}  # fmt: skip
+                "figure": {"data": self.traces, "layout": layout}}  # fmt: skip
 
 
 def make_charts(run: RunData) -> list[Chart]:
@@ -54,6 +56,9 @@ def make_charts(run: RunData) -> list[Chart]:
                records, {"explained_variance": "explained variance"}),
         _lines("Clipped-length ratio", "Share of trajectories that met a limit of tokens, turns or time.",
                records, {"clipped_length_ratio": "clipped-length ratio"}, yaxis={"range": [-0.03, 1.03]}),
+        _lines("Clipped tokens", "Share of tokens whose ratio was clipped, and whose correction was capped.",
+               records, {"clip_fraction": "clip fraction", "importance_capped": "importance capped"},
+               yaxis={"rangemode": "tozero"}),
         _lines("Log-prob gap, trainer against engine",
                "Absolute difference at the sampled tokens. “fresh”: tokens of the current weights, so numerics alone.",
                records, {"logprob_gap_mean": "mean", "logprob_gap_p50": "50 %", "logprob_gap_p99": "99 %",
@@ -64,11 +69,14 @@ def make_charts(run: RunData) -> list[Chart]:
                          "rollout_ratio_p1": "engine, 1 %", "rollout_ratio_p50": "engine, 50 %",
                          "rollout_ratio_p99": "engine, 99 %"}),
         _staleness(records),
-        _lines("Tokens per second", "Tokens through the learner, prompts and observations included.",
-               records, {"tokens_per_s": "tokens/s"}, yaxis={"rangemode": "tozero"}),
+        _lines("Tokens per second", "Through the learner, prompts and observations included; sampled by the engines.",
+               records, {"tokens_per_s": "learner", "engine_tokens_per_s": "engines"}, yaxis={"rangemode": "tozero"}),
+        _lines("Pools in use", "Share of profiler devices, engine sequences and dialogues, mean between updates.",
+               records, {"profiler_use": "profilers", "engine_use": "engines", "rollout_use": "rollouts"},
+               yaxis={"rangemode": "tozero", "tickformat": ".0%"}),
         _phases(records),
     ]  # fmt: skip
-    return [chart for chart in charts if any(_has_numbers(trace) for trace in chart.traces)]
+    return [chart for chart in charts if any(has_numbers(trace) for trace in chart.traces)]
 
 
 def metric_columns(records: Records) -> dict[str, list[float | None]]:
@@ -78,15 +86,15 @@ def metric_columns(records: Records) -> dict[str, list[float | None]]:
     return {name: [_round(record.get(name)) for record in records] for name in names}
 
 
-def step_axis(run: RunData) -> dict[str, Any]:
+def step_axis(records: Records, stages: Sequence[str]) -> dict[str, Any]:
     """Stage and update of every step, the bands of the stages with their colours, and colours for curves."""
-    colors = {stage.name: _BAND[place % len(_BAND)] for place, stage in enumerate(run.config.stages)}
+    colors = {name: _BAND[place % len(_BAND)] for place, name in enumerate(stages)}
     return {
         "colors": LINE_COLORS,
-        "steps": [record["step"] for record in run.records],
-        "labels": [f"{record['stage']}, update {record['update']}" for record in run.records],
+        "steps": [record["step"] for record in records],
+        "labels": [f"{record['stage']}, update {record['update']}" for record in records],
         "bands": [{"stage": b.stage, "first": b.first, "last": b.last, "color": colors.get(b.stage, _BAND[-1])}
-                  for b in stage_bands(run.records)],
+                  for b in stage_bands(records)],
     }  # fmt: skip
 
 
@@ -118,7 +126,7 @@ def _lines(
     if yaxis.get("type") == "log":
         for trace in traces:
             trace["y"] = [y if y is not None and y > 0 else None for y in trace["y"]]
-    traces = [trace for trace in traces if _has_numbers(trace)]
+    traces = [trace for trace in traces if has_numbers(trace)]
     return Chart(title=title, note=note, traces=traces, layout={"yaxis": yaxis, "showlegend": len(traces) > 1})
 
 
@@ -126,7 +134,8 @@ def _reward(run: RunData) -> Chart:
     """Mean reward of every batch, and held-out reward at the end of the stages after which it was measured."""
     traces = [line(run.records, "mean_reward", "batch")]
     ends = {band.stage: band.last for band in stage_bands(run.records)}
-    points = [(ends[e.label], e) for e in run.evaluations if e.label in ends]
+    # A run that began from another one has evaluations of stages that it did not run: they lie before its first step.
+    points = [(ends.get(e.label, -0.4), e) for e in run.evaluations if run.records]
     intervals = [(step, e.label, e.figures["mean_reward"]) for step, e in points]
     known = [(step, label, interval) for step, label, interval in intervals if interval is not None]
     if known:
@@ -200,7 +209,7 @@ def _names(records: Records, pattern: str) -> set[str]:
     return {match.group(1) for match in found if match}
 
 
-def _has_numbers(trace: dict[str, Any]) -> bool:
+def has_numbers(trace: dict[str, Any]) -> bool:
     return any(_is_number(value) for value in trace["y"])
 
 

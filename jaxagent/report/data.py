@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,11 @@ from jaxagent.config.model import ScratchModelConfig
 from jaxagent.config.run import RunConfig
 from jaxagent.evaluation.aggregate import Interval
 from jaxagent.evaluation.results import EvaluationResult, gain
-from jaxagent.report.trajectories import TrajectoryPack, pack_trajectories
+from jaxagent.report.heldout import HeldoutSamples
+from jaxagent.report.trajectories import TrajectoryPack, pack_run
 from jaxagent.run.folder import RunFolder, open_run
 from jaxagent.run.metrics_log import read_metrics
+from rollout.store import TrajectoryStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,16 @@ class RunData:
     seconds: float | None
     """Wall time of the finished run; None while it goes on, or where it was stopped."""
     trajectories: TrajectoryPack
+    heldout: list[HeldoutSamples]
+    """Samples of `evaluations`, in their order."""
+    facts: list[tuple[str, str]]
+    """Name and value of what the head of the page says."""
+    is_evaluation: bool = False
+    """An evaluation's folder in place of a run's: there are no stages and no updates."""
+    families: list[EvaluationResult] = field(default_factory=list)
+    """Of an evaluation: its results by family of operators."""
+    remarks: list[str] = field(default_factory=list)
+    """Of an evaluation: what its figures do not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +58,21 @@ class StageBand:
 def load_run(root: Path) -> RunData:
     """Raises ConfigError where `root` holds no run, StoreError where its log cannot be read."""
     folder, config = open_run(root)
-    evaluations = _evaluations(folder, config)
+    evaluations, records = read_evaluations(folder, config), list(read_metrics(folder.metrics))
+    seconds = json.loads(folder.summary.read_text())["seconds"] if folder.summary.exists() else None
+    trajectories = pack_run(folder, config)
     *earlier, last = evaluations or [None]
     return RunData(
         folder=folder,
         config=config,
         config_text=folder.config.read_text(),
-        records=list(read_metrics(folder.metrics)),
+        records=records,
         evaluations=evaluations,
         gains={e.label: gain(e, last, seed=config.seed) for e in earlier if e and last and _same_tasks(e, last)},
-        seconds=json.loads(folder.summary.read_text())["seconds"] if folder.summary.exists() else None,
-        trajectories=pack_trajectories(folder, config),
+        seconds=seconds,
+        trajectories=trajectories,
+        facts=_facts(config, seconds=seconds, num_updates=len(records), num_stored=trajectories.num_stored),
+        heldout=[_samples(folder, config, result.label) for result in evaluations],
     )
 
 
@@ -71,18 +87,17 @@ def stage_bands(records: list[dict[str, Any]]) -> list[StageBand]:
     return bands
 
 
-def headline(run: RunData) -> list[tuple[str, str]]:
-    """Name and value of what the head of the page says about a run."""
-    config, model = run.config, run.config.model
+def _facts(config: RunConfig, *, seconds: float | None, num_updates: int, num_stored: int) -> list[tuple[str, str]]:
+    model = config.model
     if isinstance(model, ScratchModelConfig):
         shape = f"{model.family}, {model.num_layers} layers of {model.hidden_size}, from scratch"
     else:
         shape = model.path.name
     return [
-        ("wall time", show_seconds(run.seconds) if run.seconds is not None else "not finished"),
+        ("wall time", show_seconds(seconds) if seconds is not None else "not finished"),
         ("stages", ", ".join(stage.name for stage in config.stages)),
-        ("updates", str(len(run.records))),
-        ("trajectories", f"{run.trajectories.num_stored:,}"),
+        ("updates", str(num_updates)),
+        ("trajectories", f"{num_stored:,}"),
         ("model", shape),
         ("skill", config.tasks.skill),
         ("tasks", f"{config.tasks.train}; held out {config.tasks.heldout}"),
@@ -110,13 +125,22 @@ def _mean(rewards: list[float] | None) -> str:
     return f"{sum(rewards) / len(rewards):.2f}" if rewards else "-"
 
 
-def _evaluations(folder: RunFolder, config: RunConfig) -> list[EvaluationResult]:
+def read_evaluations(folder: RunFolder, config: RunConfig) -> list[EvaluationResult]:
+    """Of the evaluations that have finished, in the order of the stages."""
     results = []
     for stage in config.stages:
         path = folder.evaluations / stage.name / "result.json"
         if path.exists():
             results.append(EvaluationResult.from_json(json.loads(path.read_text())))
     return results
+
+
+def _samples(folder: RunFolder, config: RunConfig, label: str) -> HeldoutSamples:
+    path = folder.evaluations / label / "store"
+    if not path.is_dir():  # copied without it
+        return HeldoutSamples.of(label, [])
+    with TrajectoryStore(path, config.store, writable=False) as store:
+        return HeldoutSamples.of(label, store.trajectories())
 
 
 def _same_tasks(one: EvaluationResult, other: EvaluationResult) -> bool:

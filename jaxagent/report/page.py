@@ -21,11 +21,14 @@ from plotly.offline import get_plotlyjs
 
 from jaxagent.evaluation.results import show, table_rows
 from jaxagent.report.charts import make_charts, metric_columns, step_axis
-from jaxagent.report.data import RunData, headline, task_rows
+from jaxagent.report.comparison import comparison_charts, comparison_table, joint_axis
+from jaxagent.report.data import RunData, task_rows
+from jaxagent.report.funnel import funnel_rows
+from jaxagent.report.heldout_charts import heldout_charts
 from jaxagent.schedule.stage_table import stage_rows
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_SCRIPTS = ("dom.js", "highlight.js", "diff.js", "charts.js", "trajectories.js", "viewer.js", "page.js")
+_SCRIPTS = ("dom.js", "highlight.js", "diff.js", "charts.js", "trajectories.js", "tokens.js", "viewer.js", "page.js")
 
 
 def render_page(runs: Sequence[RunData]) -> str:
@@ -53,7 +56,10 @@ def _run_view(run: RunData) -> dict[str, Any]:
     pack = run.trajectories
     return {
         "name": run.config.name,
-        "headline": headline(run),
+        "headline": run.facts,
+        "is_evaluation": run.is_evaluation,
+        "families": dict(zip(("columns", "rows"), table_rows(run.families), strict=True)),
+        "remarks": run.remarks,
         "stages": {"columns": stage_columns, "rows": stages},
         "heldout": dict(zip(("columns", "rows"), table_rows(run.evaluations), strict=True)),
         "gains": [(label, show(interval)) for label, interval in run.gains.items()],
@@ -64,8 +70,10 @@ def _run_view(run: RunData) -> dict[str, Any]:
         "missing": pack.shared["missing"],
         "data": _packed_json({
             "name": run.config.name,
-            "axis": step_axis(run),
+            "axis": step_axis(run.records, [stage.name for stage in run.config.stages]),
             "charts": [chart.to_json() for chart in make_charts(run)],
+            "heldout": [chart.to_json() for chart in heldout_charts(run.heldout, funnel_rows(_rollouts(run)))],
+            "is_evaluation": run.is_evaluation,
             "metrics": metric_columns(run.records),
             "index": pack.index,
         }),
@@ -74,14 +82,16 @@ def _run_view(run: RunData) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _rollouts(run: RunData) -> list[dict[str, Any]]:
+    """Index rows of the stages' own trajectories, without those of evaluations."""
+    stages = {stage.name for stage in run.config.stages}
+    return [row for row in run.trajectories.index if row["stage"] in stages]
+
+
 def _comparison(runs: Sequence[RunData]) -> dict[str, Any]:
-    """Held-out results of all runs under each other."""
-    columns: list[str] = []
-    rows = []
-    for run in runs:
-        columns, cells = table_rows(run.evaluations)
-        rows += [[run.config.name, *row] for row in cells]
-    return {"columns": ["run", *columns], "rows": rows}
+    columns, rows = comparison_table(runs)
+    charts = [chart.to_json() for chart in comparison_charts(runs)]
+    return {"columns": columns, "rows": rows, "data": _packed_json({"axis": joint_axis(runs), "charts": charts})}
 
 
 def _app_script() -> str:

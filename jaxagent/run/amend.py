@@ -29,7 +29,7 @@ CHANGEABLE = (
     "rollout.silence_s",
     *("sandbox.warm_containers", "judge.max_retries"),
     *(f"compile.{key}" for key in ("cache_dir", "cache_max_mb", "num_workers")),
-    *("store.*", "checkpoint.*", "evaluation.after"),
+    *("store.*", "checkpoint.*", "tracking.*", "evaluation.after"),
 )
 """Read anew by whoever uses them, and nothing in the log or a checkpoint depends on their value."""
 

@@ -76,6 +76,11 @@ class RunFolder:
         return self.root / "tensorboard"
 
     @property
+    def tokens(self) -> Path:
+        """Ratios and advantages at the tokens of a few trajectories of every batch, for people to look at."""
+        return self.root / "tokens"
+
+    @property
     def log(self) -> Path:
         return self.root / "log"
 

@@ -1,4 +1,4 @@
-"""Where a run's numbers go: metrics.jsonl always, TensorBoard beside it."""
+"""Where a run's numbers go: metrics.jsonl and TensorBoard always, trackers beside them where they are asked for."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from jaxagent.files.disk import named
 from jaxagent.files.write import write_atomically
 from jaxagent.run.folder import RunFolder
 from jaxagent.run.tensorboard_log import TensorBoardLog
+from jaxagent.run.trackers import Trackers
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +27,8 @@ class MetricsLog:
     off by the next start. Raises OSError (disk full) with the name of the file.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._path = folder.metrics
+    def __init__(self, folder: RunFolder, trackers: Trackers | None = None) -> None:
+        self._path, self._trackers = folder.metrics, trackers or Trackers([])
         _cut_torn_line(self._path)
         self._file = self._path.open("ab", buffering=0)
         self._tensorboard = TensorBoardLog(folder.tensorboard)
@@ -37,6 +38,7 @@ class MetricsLog:
         record = {"stage": stage, "update": update, "step": self._step, "time": round(time.time(), 3)}
         self._append(json.dumps(record | {name: _finite(value) for name, value in values.items()}) + "\n")
         self._tensorboard.write(stage, update, values)
+        self._trackers.write(stage, self._step, values)
         self._step += 1
 
     def _append(self, line: str) -> None:
@@ -62,6 +64,7 @@ class MetricsLog:
     def close(self) -> None:
         """Safe on a full disk: the error that ended the run is the one to be seen."""
         self._file.close()
+        self._trackers.close()
         try:
             self._tensorboard.close()
         except OSError as error:

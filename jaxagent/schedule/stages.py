@@ -54,6 +54,7 @@ async def sample(run: Run, stage: SampleStage) -> None:
     window = sample_window(run.store, stage)
     if stage.policy == "actor" and not window.complete:
         await run.cluster.publish()
+    await run.cluster.take_usage()
     started, before = time.monotonic(), len(window.ready)
     with run.progress.counting(stage.name, stage.trajectories, done=before) as advance:
         async with collector_of(run, stage, window, policy=stage.policy, on_accept=lambda _: advance()) as collector:
@@ -62,6 +63,7 @@ async def sample(run: Run, stage: SampleStage) -> None:
     values = sample_metrics(trajectories) | {
         "seconds": time.monotonic() - started,
         **collector.take_counts(),
+        **await run.cluster.take_usage(),
     }
     run.metrics.write(stage=stage.name, update=0, values=values)
     run.progress.update_line(stage.name, 0, 1, values)
@@ -150,6 +152,7 @@ async def train_on_rollouts(run: Run, stage: PPOStage, first_update: int) -> Non
         max_staleness=run.config.rollout.max_staleness,
         updates=stage.updates,
     )
+    await run.cluster.take_usage()
     async with collector_of(run, stage, window, policy="actor") as collector:
         for update in range(next_update, stage.updates):
             await ppo_update(run, stage, collector, update)
@@ -174,7 +177,8 @@ async def ppo_update(run: Run, stage: PPOStage, collector: Collector, update: in
         "engine_restarts": run.cluster.take_engine_restarts(),
         "silent_actors": run.cluster.take_silent_actors(),
     }
-    await run.record(stage, update, stage.updates, values | published | seconds | trouble)
+    usage = await run.cluster.take_usage()
+    await run.record(stage, update, stage.updates, values | published | seconds | trouble | usage)
 
 
 def collector_of(

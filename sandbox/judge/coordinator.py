@@ -123,11 +123,16 @@ class JudgeCoordinator(Judge):
         except DeviceError:
             self._counts["device_errors"] += 1
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, float]:
         """Counts of this process: judged, deduplicated, remembered (from the file), compiled, compile_cached,
-        device_errors, outcome_*.
+        device_errors, outcome_*; and device_seconds, those in which devices were leased.
         """
-        return dict(self._counts) | {"devices_replaced": self._pool.num_replaced}
+        pool = self._pool
+        return {
+            **self._counts,
+            "devices_replaced": pool.num_replaced,
+            "device_seconds": pool.occupancy.seconds,
+        }
 
     async def close(self) -> None:
         for running in self._judged.values():

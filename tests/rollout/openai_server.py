@@ -30,12 +30,15 @@ class OpenAIServer:
         """JSON text of the answer, sent as it stands."""
         self.app = fastapi.FastAPI()
         self.app.post("/v1/chat/completions")(self._complete)
-        self.app.get("/v1/models")(
-            lambda: {
-                "object": "list",
-                "data": [{"id": "scripted", "object": "model", "created": 0, "owned_by": "tests"}],
-            }
-        )
+        self.app.get("/v1/models")(self._models)
+
+    def _models(self, authorization: str = fastapi.Header("")) -> Any:
+        if self.key is not None and authorization != f"Bearer {self.key}":
+            return JSONResponse({"error": {"message": "bad key"}}, status_code=401)
+        return {
+            "object": "list",
+            "data": [{"id": "scripted", "object": "model", "created": 0, "owned_by": "tests"}],
+        }
 
     def _complete(self, body: dict[str, Any], authorization: str = fastapi.Header("")) -> Any:
         self.requests.append(body)

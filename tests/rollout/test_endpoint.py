@@ -163,3 +163,36 @@ async def test_a_server_that_does_not_answer_in_time_is_named(server: OpenAIServ
     async with endpoint(server, timeout_s=0.2, max_retries=0) as policy:
         with pytest.raises(EndpointError, match="no answer within endpoint.timeout_s=0.2"):
             await opened(policy).generate()
+
+
+async def test_a_check_beforehand_says_what_is_wrong_with_a_server_and_asks_for_no_reply(
+    server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with endpoint(server) as policy:
+        await policy.check()
+    async with endpoint(server, model="other") as policy:
+        with pytest.raises(EndpointError, match="no model 'other' there; it serves scripted"):
+            await policy.check()
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    server.key = "secret"
+    async with endpoint(server) as policy:
+        with pytest.raises(EndpointError, match="access denied; the environment variable OPENAI_API_KEY is not set"):
+            await policy.check()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    async with EndpointPolicy(EndpointConfig(base_url=f"http://127.0.0.1:{port}/v1", model="m")) as policy:
+        with pytest.raises(EndpointError, match="cannot connect, at once"):
+            await policy.check()
+    assert server.requests == []
+
+
+async def test_a_reply_carries_what_the_server_counted(server: OpenAIServer) -> None:
+    async with endpoint(server) as policy:
+        reply = await opened(policy).generate()
+    assert reply.completion.usage is not None
+    assert reply.completion.usage.prompt_tokens == len("You write kernels." + "go") // 4
+    assert reply.completion.usage.completion_tokens == len(reply.text) // 4
+    server.raw_content = '"four words of text"'
+    async with endpoint(server) as policy:
+        silent = await opened(policy).generate()
+    assert silent.completion.usage is not None and silent.completion.usage.completion_tokens > 0, "guessed by length"

@@ -41,7 +41,14 @@ async function plotFigure(plot, figure, axis) {
     layout.xaxis.range = stepRange(axis);
   }
   await Plotly.react(plot, traces, layout, { responsive: true, displaylogo: false, displayModeBar: false });
+  if (!plot.dataset.drawn) plot.on("plotly_click", openPoint);
   plot.dataset.drawn = "yes";
+}
+
+// Points that stand for a trajectory name it.
+function openPoint(event) {
+  const name = event.points[0] && event.points[0].customdata;
+  if (name) location.hash = `t=${encodeURIComponent(name)}`;
 }
 
 function themedLayout(layout, width) {
@@ -57,11 +64,11 @@ function themedLayout(layout, width) {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: style.fontFamily, size: 11, color: colour("--text") },
-    hovermode: "x unified",
+    hovermode: layout.hovermode || "x unified",
     hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--line"), font: { color: colour("--text") } },
     legend: { orientation: "h", y: -0.16, yanchor: "top", x: 0, traceorder: "normal", font: { size: 10 } },
     dragmode: width < 500 ? false : "zoom",
-    xaxis: { ...axis, zeroline: false, unifiedhovertitle: { text: " " } },
+    xaxis: { ...axis, zeroline: false, unifiedhovertitle: { text: " " }, ...layout.xaxis },
     yaxis: { ...axis, ...layout.yaxis },
     yaxis2: { overlaying: "y", visible: false, range: [0, 1], fixedrange: true },
   };
@@ -111,10 +118,11 @@ function chartCard(chart, axis) {
     element("p", { class: "note" }, chart.note));
 }
 
-function showCharts(run) {
-  for (const plot of [...drawn.keys()]) if (byId("charts").contains(plot)) { watcher.unobserve(plot); drawn.delete(plot); }
-  byId("charts").replaceChildren(...run.charts.map((chart) => chartCard(chart, run.axis)));
-  if (!run.charts.length) byId("charts").append(element("p", { class: "note" }, "No numbers yet."));
+// Fills a grid; what was drawn in it before is forgotten.
+function showCharts(id, charts, axis) {
+  for (const plot of [...drawn.keys()]) if (byId(id).contains(plot)) { watcher.unobserve(plot); drawn.delete(plot); }
+  byId(id).replaceChildren(...charts.map((chart) => chartCard(chart, axis)));
+  if (!charts.length) byId(id).append(element("p", { class: "note" }, "No numbers yet."));
 }
 
 // One metric of the chosen run, or of all runs over each other.

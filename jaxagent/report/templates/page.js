@@ -35,7 +35,10 @@ const countRuns = () => document.querySelectorAll("#config .run").length;
 async function chooseRun(place) {
   const run = await loadRun(place);
   for (const part of document.querySelectorAll(".run")) part.hidden = part.dataset.run !== String(place);
-  showCharts(run);
+  showCharts("heldout-charts", run.heldout, null);
+  byId("heldout-pictures").hidden = !run.heldout.length;
+  showCharts("charts", run.charts, run.axis);
+  byId("training-pictures").hidden = run.is_evaluation;
   await setUpMetric(run);
   if (list) list.close();
   list = new TrajectoryList(run, place, (row) => { location.hash = `t=${encodeURIComponent(row.id)}`; });
@@ -57,9 +60,13 @@ async function setUpMetric(run) {
 async function openTrajectory(encodedId) {
   const row = list.find(decodeURIComponent(encodedId));
   if (!row) return;
-  const [chunk, shared] = await Promise.all([list.chunks.get(row.chunk), list.chunks.shared()]);
   list.mark(row);
-  showTrajectory(chunk[row.place], row, shared);
+  if (row.chunk === null) showMissing(row);
+  else {
+    const [chunk, shared] = await Promise.all([list.chunks.get(row.chunk), list.chunks.shared()]);
+    if (list.current !== row) return;
+    showTrajectory(chunk[row.place], row, shared);
+  }
   byId("viewer").classList.add("opened");
   const top = byId("detail").getBoundingClientRect().top;
   if (top < 0 || top > innerHeight / 2 || matchMedia("(max-width: 800px)").matches) byId("detail").scrollIntoView();
@@ -91,6 +98,10 @@ async function start() {
     if (event.key === "j") stepTrajectory(1);
     if (event.key === "k") stepTrajectory(-1);
   });
+  if (byId("comparison-data")) {
+    const { charts, axis } = await unpackJson("comparison-data");
+    showCharts("comparison-charts", charts, axis);
+  }
   await chooseRun(0);
   followAddress();
   document.documentElement.dataset.ready = "yes";

@@ -45,7 +45,7 @@ function searchText(trajectory, tasks) {
 async function searchRows(rows, text, chunks, isStale, onProgress) {
   const { tasks } = await chunks.shared();
   const wanted = text.toLowerCase();
-  const places = [...new Set(rows.map((row) => row.chunk))];
+  const places = [...new Set(rows.map((row) => row.chunk))].filter((place) => place !== null);
   const found = new Set();
   for (const [done, place] of places.entries()) {
     onProgress(`Searching, ${done} of ${places.length} parts`);

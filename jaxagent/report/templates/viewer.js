@@ -1,7 +1,8 @@
 // One trajectory, turn by turn: what the policy was asked, what it wrote and called, what came back, how it was judged.
 
 function showTrajectory(trajectory, row, shared) {
-  const turns = trajectory.turns.map((turn, place) => turnBlock(trajectory, turn, place));
+  const largest = largestOf(trajectory);
+  const turns = trajectory.turns.map((turn, place) => turnBlock(trajectory, turn, place, largest));
   byId("detail").replaceChildren(
     detailHead(trajectory, row),
     judgementBlock(trajectory.judgement, "Judgement of the final files"),
@@ -9,6 +10,16 @@ function showTrajectory(trajectory, row, shared) {
     ...turns,
     finalFiles(trajectory),
   );
+}
+
+// Listed, but its text had no room in the file.
+function showMissing(row) {
+  byId("detail").replaceChildren(
+    element("div", { class: "detail-head" },
+      element("button", { type: "button", class: "back", on: { click: closeTrajectory } }, "\u2190 list"),
+      element("h3", {}, row.id)),
+    element("p", { class: "note" }, `${row.task} \u00b7 ${words(row.outcome)} \u00b7 ${words(row.stop)}`),
+    element("p", { class: "note" }, "Its text is not in this report, which holds those of the newest trajectories; the run's store has it."));
 }
 
 function detailHead(trajectory, row) {
@@ -45,7 +56,7 @@ function taskBlock(trajectory, shared) {
   return element("div", {}, blocks);
 }
 
-function turnBlock(trajectory, turn, place) {
+function turnBlock(trajectory, turn, place, largest) {
   const facts = [`${turn.tokens} tokens after ${turn.prompt_tokens}`];
   if (turn.versions.length) facts.push(`version ${turn.versions.map(versionName).join(", ")}`);
   if (turn.mean_logprob !== null && !turn.versions.every((version) => version < 0)) {
@@ -59,7 +70,8 @@ function turnBlock(trajectory, turn, place) {
     prose ? element("pre", { class: "prose" }, prose) : null,
     turn.calls.map((call, number) => callBlock(trajectory, call, turn.observations[number])),
     extra.map((text) => observationBlock(text)),
-    turn.calls.length ? foldout("Reply as sampled", () => element("pre", { class: "code wrap" }, turn.text), { className: "raw" }) : null,
+    turn.shaded ? foldout("Tokens as sampled", () => tokensBlock(turn, largest), { className: "raw shaded" }) : null,
+    turn.calls.length && !turn.shaded ? foldout("Reply as sampled", () => element("pre", { class: "code wrap" }, turn.text), { className: "raw" }) : null,
     turn.judgement ? judgementBlock(turn.judgement, "Judgement in this turn") : null);
 }
 

@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, Browser
 
 from jaxagent.config.load import load_config
 from jaxagent.run.folder import RunFolder
 from jaxagent.run.metrics_log import read_metrics
+from jaxagent.run.token_records import read_token_records
 from rollout.store import TrajectoryStore
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.docker]
@@ -104,3 +106,54 @@ def test_the_summary_has_before_and_after_on_heldout_tasks(run):
         assert result["num_tasks"] == 2
         assert -1.0 <= result["mean_reward"] <= 3.0
     assert summary["heldout"]["gains"].keys() == {"supervised"}
+
+
+@pytest.mark.timeout(900)
+def test_how_busy_the_pools_were_and_what_ppo_did_to_tokens_is_on_record(run):
+    ppo = [record for record in read_metrics(run.metrics) if record["stage"] == "agentic"]
+    used = [record for record in ppo if "profiler_use" in record]
+    assert used, "an update that is replayed has no rollouts, the others do"
+    for record in used:
+        assert (
+            0 <= record["profiler_use"] <= 1.05
+            and 0 <= record["engine_use"] <= 1.05
+            and 0 <= record["rollout_use"] <= 1.05
+        )
+        assert record["engine_tokens_per_s"] >= 0
+    assert any(record["engine_tokens_per_s"] > 0 for record in used)
+    tokens = read_token_records(run.tokens)
+    with TrajectoryStore(run.store, writable=False) as store:
+        manifests = [*store.manifests("single_turn"), *store.manifests("agentic")]
+        assert len(list(run.tokens.glob("*.json"))) == len(manifests)
+        for name, record in tokens.items():
+            sampled = sum(len(turn.token_ids) for turn in store.get(name).turns)
+            assert {len(values) for values in record.values()} == {sampled}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+def test_the_runs_own_report_opens_in_a_browser(run, tmp_path):
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(run.root / "report.html")
+        for grid in ("heldout-charts", "charts"):
+            plots = f"document.querySelectorAll('#{grid} .plot')"
+            for place in range(browser.value(f"{plots}.length")):
+                browser.value(f"{plots}[{place}].scrollIntoView()")
+                browser.wait_for(f"{plots}[{place}].dataset.drawn === 'yes'")
+        titles = browser.value("[...document.querySelectorAll('.chart h3')].map((title) => title.textContent)")
+        assert {"Mean reward", "Outcomes", "Staleness", "Pools in use", "fast_p over torch.compile"} <= set(titles)
+        choose = "(s => { s.value = 'agentic'; s.dispatchEvent(new Event('change')) })(document.querySelector('select[name=stage]'))"
+        browser.value(choose)
+        browser.wait_for("document.querySelector('#found').textContent.startsWith('12 of ')")
+        browser.value("document.querySelector('#list .row').click()")
+        browser.wait_for("document.querySelectorAll('.turn').length > 0")
+        assert browser.value("document.querySelectorAll('.turn .c-keyword, .turn pre').length") > 0
+        assert browser.problems == []
+
+
+@pytest.mark.timeout(900)
+def test_a_finished_run_can_be_watched(run):
+    shown = subprocess.run(
+        [sys.executable, "-m", "jaxagent", "watch", str(run.root)], capture_output=True, text=True, check=True
+    ).stdout
+    assert "finished" in shown and "3/3 updates" in shown and "newest rollouts" in shown

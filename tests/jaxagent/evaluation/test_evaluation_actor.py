@@ -15,8 +15,8 @@ from openai_server import OpenAIServer, serve
 from jaxagent.cli import BAD_USAGE, DONE, main
 from jaxagent.config.load import ConfigError, load_config
 from jaxagent.evaluation.actor import EvaluationActor
-from jaxagent.evaluation.folder import EvaluationRequest
 from jaxagent.evaluation.policy_source import parse_policy
+from jaxagent.evaluation.request import EvaluationRequest
 from jaxagent.evaluation.service import POLICY
 from jaxagent.run.progress_relay import Event
 from rollout.actors import call, start_rollout_actors

@@ -8,7 +8,14 @@ import pytest
 
 from jaxagent.cli import BAD_USAGE, main
 from jaxagent.config.load import ConfigError
-from jaxagent.evaluation.policy_source import KernelsSource, ModelSource, RunSource, ServerSource, parse_policy
+from jaxagent.evaluation.policy_source import (
+    AdapterSource,
+    KernelsSource,
+    ModelSource,
+    RunSource,
+    ServerSource,
+    parse_policy,
+)
 from jaxagent.evaluation.stored_kernels import find_kernels, with_missing
 from sandbox.types import Outcome, Task
 
@@ -25,6 +32,9 @@ def test_each_form_is_told_apart(tmp_path):
     assert parse_policy(str(run)) == RunSource(run)
     assert parse_policy(str(model)) == ModelSource(model)
     assert parse_policy(f"kernels:{run}") == KernelsSource(run)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "model"}')
+    assert parse_policy(str(tmp_path / "adapter")) == AdapterSource(tmp_path / "adapter", model)
     assert parse_policy("openai:http://h:8000/v1#org/name") == ServerSource("http://h:8000/v1", "org/name")
 
 
@@ -33,14 +43,15 @@ def test_each_form_is_told_apart(tmp_path):
     [
         ("openai:localhost:8000", "write openai:BASE_URL#MODEL, for example"),
         ("openai:http://h/v1", "write openai:BASE_URL#MODEL"),
-        ("{tmp}/adapter", "PEFT adapters are not supported yet; merge the adapter"),
+        ("{tmp}/adapter", "base_model_name_or_path='elsewhere/base' in adapter_config.json, is no model folder here"),
         ("{tmp}/empty", "neither a run .config.yaml. nor a model"),
         ("kernels:{tmp}/nowhere", "nowhere is no folder; give a run directory"),
-        ("gpt-5", "is no folder; give a run directory, a Hugging Face model directory, openai:"),
+        ("gpt-5", "is no folder; give a run directory, a Hugging Face model directory, a PEFT adapter, openai:"),
     ],
 )
 def test_what_cannot_be_evaluated_is_told_what_can(tmp_path, text, says):
-    folder_with(tmp_path / "adapter", "adapter_config.json", "adapter_model.safetensors")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere/base"}')
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=says):
         parse_policy(text.format(tmp=tmp_path))

@@ -4,136 +4,33 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
-import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
-from browser import CHROMIUM, Browser
+from report_run import HOSTILE, KERNEL, TASK, call, make_run
 
 from jaxagent.cli import main
 from jaxagent.config.load import ConfigError
 from jaxagent.config.run import RunConfig
-from jaxagent.evaluation.evaluate import summarize
-from jaxagent.files.write import write_json
-from jaxagent.models.scratch_tokenizer import save_tokenizer, train_tokenizer
 from jaxagent.report import trajectories as report_trajectories
-from jaxagent.report import write_report
+from jaxagent.report import trajectory_json, write_report
 from jaxagent.report.charts import line, make_charts
+from jaxagent.report.comparison import comparison_charts, joint_axis
 from jaxagent.report.data import load_run
-from jaxagent.report.file_history import FileHistory
-from jaxagent.run.folder import RunFolder, create_run
-from jaxagent.run.metrics_log import MetricsLog
-from rollout.chat import ChatFormat
-from rollout.store import TrajectoryStore
+from jaxagent.report.funnel import funnel_rows
+from jaxagent.report.heldout import CURVE
+from jaxagent.report.heldout_charts import heldout_charts
+from jaxagent.run.folder import create_run
+from rollout.file_history import FileHistory
 from rollout.tools.base import Files, ToolBox
 from rollout.tools.files import Edit, MultiEdit, Read, Write
-from rollout.types import StopReason, ToolCall, Trajectory, Turn
 from sandbox.backends.files_only import FilesSandbox
-from sandbox.types import Judgement, Outcome
-
-HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=2'>\u202e<!-- ]]> {{7*7}} \ud800"
-KERNEL = 'extern "C" void run(const float* x, float* y, int n) {\n  for (int i = 0; i < n; i++)\n    y[i] = x[i];\n}\n'
-TASK = """import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2
-def get_inputs():
-    return [torch.randn(4)]
-def get_init_inputs():
-    return []
-"""
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("runs"), name="first").root
-
-
-def make_run(runs_dir: Path, *, name: str) -> RunFolder:
-    """The folder that a run of three stages leaves, written by the classes that write it in a run."""
-    (runs_dir / "tasks").mkdir(exist_ok=True)
-    (runs_dir / "tasks" / "double.py").write_text(TASK)
-    config = RunConfig.model_validate({
-        "name": name, "runs_dir": runs_dir, "model": {"kind": "scratch"}, "evaluation": {"after": ["expert"]},
-        "tasks": {"train": str(runs_dir / "tasks"), "heldout": str(runs_dir / "tasks"), "skill": "cpp <b onclick=alert(1)>"},
-        "stages": [
-            {"name": "expert", "kind": "sample", "policy": "expert", "trajectories": 3},
-            {"name": "tuned", "kind": "finetune", "data": ["expert"], "optimizer": {"learning_rate": 1e-3}},
-            {"name": "agentic", "kind": "ppo", "updates": 2, "trajectories_per_update": 4},
-        ],
-    })  # fmt: skip
-    folder = create_run(config)
-    folder.initial_model.mkdir()
-    save_tokenizer(train_tokenizer([TASK, KERNEL], vocab_size=300), folder.initial_model)
-    chat = ChatFormat.from_folder(folder.initial_model)
-    with TrajectoryStore(folder.store) as store:
-        for number in range(3):
-            store.append(make_trajectory(chat, "expert", number, outcome=Outcome.CORRECT, reward=3.0))
-        for number in range(8):
-            store.append(make_trajectory(chat, "agentic", number, outcome=Outcome.WRONG, reward=-1.0))
-        store.append_manifest("agentic", 0, [f"agentic-{n}" for n in range(4)], 5)
-        store.drop("agentic-7", "too old")
-    write_metrics(folder)
-    for label, reward in (("expert", -1.0), ("agentic", 2.0)):
-        evaluated = [
-            make_trajectory(chat, f"evaluation_{label}", n, outcome=Outcome.CORRECT, reward=reward) for n in range(2)
-        ]
-        with TrajectoryStore(folder.evaluations / label / "store") as store:
-            for trajectory in evaluated:
-                store.append(trajectory)
-        write_json(folder.evaluations / label / "result.json", summarize(label, evaluated, seed=0).to_json())
-    write_json(folder.summary, {"name": name, "seconds": 75.0})
-    return folder
-
-
-def write_metrics(folder: RunFolder) -> None:
-    log = MetricsLog(folder)
-    log.write(stage="expert", update=0, values={"mean_reward": 3.0, "outcome_correct": 1.0, "seconds": 10.0})
-    log.write(stage="tuned", update=0, values={"entropy": 2.0, "nll": 3.0, "tokens_per_s": 50.0, "seconds": 4.0})
-    for update in range(2):
-        log.write(stage="agentic", update=update, values={
-            "mean_reward": -1.0 + update, "outcome_wrong": 0.75, "outcome_correct": 0.25, "entropy": 1.5,
-            "explained_variance": 0.1, "clipped_length_ratio": 0.5, "logprob_gap_mean": 1e-6, "logprob_gap_p50": 0.0,
-            "logprob_gap_p99": 1e-5, "ratio_p1": 0.9, "ratio_p50": 1.0, "ratio_p99": 1.1, "staleness_0": 3.0,
-            "staleness_2": 1.0, "staleness_10": 4.0, "staleness_mean": 0.5, "tokens_per_s": 100.0, "seconds": 9.0,
-            "seconds_waiting": 2.0, "seconds_learning": 6.0,
-        })  # fmt: skip
-    log.close()
-
-
-def make_trajectory(chat: ChatFormat, stage: str, number: int, *, outcome: Outcome, reward: float) -> Trajectory:
-    """Two versions of a kernel, a malformed call, and in each text what would like to run as a script."""
-    judgement = Judgement(
-        outcome=outcome, reward=reward, message=f"judged {HOSTILE}", candidate_ms=1.0, eager_ms=2.0, compile_ms=1.5,
-        details={"largest_error": math.inf, "words": HOSTILE},
-    )  # fmt: skip
-    texts = [
-        (f"number {number} {HOSTILE}", [call("write", path="kernels/k.cpp", content=KERNEL)], ["created kernels/k.cpp"]),
-        ("again", [call("edit", path="kernels/k.cpp", old="x[i];", new=f"2 * x[i]; // {HOSTILE}"),
-                   call("bash", command=f"echo {HOSTILE}")], ["edited kernels/k.cpp", HOSTILE]),
-        ("<tool_call> broken", [ToolCall(name=HOSTILE, arguments={HOSTILE: HOSTILE}, error=HOSTILE)], ["error: no"]),
-    ]  # fmt: skip
-    turns = []
-    prompt = chat.start("system", TASK)
-    for text, calls, observations in texts:
-        token_ids = chat.encode_reply(text.encode("utf-8", "replace").decode())
-        turns.append(Turn(
-            prompt_token_ids=prompt, token_ids=token_ids, logprobs=np.full(len(token_ids), -0.5, np.float32),
-            policy_versions=np.full(len(token_ids), 4, np.int32), text=text, tool_calls=calls,
-            observations=observations, judgement=judgement,
-        ))  # fmt: skip
-        prompt = np.concatenate([prompt, token_ids])
-    return Trajectory(
-        trajectory_id=f"{stage}-{number}", task_id="double", sample_index=number, stage=stage, seed=0, turns=turns,
-        judgement=judgement, stop_reason=StopReason.MAX_TURNS if number % 2 else StopReason.FINISHED, seconds=1.0,
-    )  # fmt: skip
-
-
-def call(name: str, **arguments: object) -> ToolCall:
-    return ToolCall(name=name, arguments=arguments)
 
 
 class Tags(HTMLParser):
@@ -223,15 +120,42 @@ def test_an_infinite_error_does_not_break_the_json(run_dir: Path):
     assert first["judgement"]["details"]["largest_error"] == "inf"
 
 
-def test_only_the_newest_trajectories_are_packed_within_the_limits(run_dir: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(report_trajectories, "TRAJECTORIES_PER_STAGE", 3)
+def test_all_trajectories_are_listed_and_the_texts_of_the_newest_are_packed_as_far_as_there_is_room(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
     pack = load_run(run_dir).trajectories
-    assert [row["id"] for row in pack.index if row["stage"] == "agentic"] == ["agentic-7", "agentic-6", "agentic-5"]
-    assert {count.stage: (count.shown, count.stored) for count in pack.counts}["agentic"] == (3, 8)
+    assert [row["id"] for row in pack.index if row["stage"] == "agentic"] == [f"agentic-{n}" for n in range(7, -1, -1)]
+    assert all(count.shown == count.stored for count in pack.counts)
     monkeypatch.setattr(report_trajectories, "MAX_COMPRESSED_BYTES", 4)
     monkeypatch.setattr(report_trajectories, "_CHUNK_BYTES", 1)
     pack = load_run(run_dir).trajectories
-    assert [count.shown for count in pack.counts] == [1, 1, 1, 1], "a stage always shows something"
+    assert [(count.shown, count.stored) for count in pack.counts] == [(1, 3), (1, 2), (1, 8), (1, 2)]
+    assert len(pack.index) == 15 and sum(row["chunk"] is not None for row in pack.index) == 4
+    newest = next(row for row in pack.index if row["stage"] == "agentic")
+    assert (
+        newest["id"] == "agentic-7"
+        and json.loads(gzip.decompress(pack.chunks[newest["chunk"]]))[0]["id"] == "agentic-7"
+    )
+
+
+def test_tokens_are_cut_into_turns_with_the_numbers_that_updates_recorded(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def shaded_of(name: str) -> list[dict]:
+        pack = load_run(run_dir).trajectories
+        row = next(row for row in pack.index if row["id"] == name)
+        turns = json.loads(gzip.decompress(pack.chunks[row["chunk"]]))[row["place"]]["turns"]
+        return [turn.get("shaded") for turn in turns]
+
+    turns = shaded_of("agentic-2")
+    assert len(turns) == 3 and all(len(turn["texts"]) > 1 for turn in turns)
+    assert all(len(column) == len(turn["texts"]) for turn in turns for column in turn.values())
+    assert "".join(turns[1]["texts"]) == "again<|im_end|>" and set(turns[1]["logprob"]) == {-0.5}
+    ratios = [ratio for turn in turns for ratio in turn["ratio"]]
+    assert ratios[-1] == 1.5 and set(ratios[:-1]) == {1.0} and turns[0]["value"][0] is None
+    monkeypatch.setattr(trajectory_json, "MAX_SHADED_TOKENS", len(turns[0]["texts"]) + 1)
+    first, second, third = shaded_of("agentic-1")
+    assert len(second["texts"]) == 1 and third is None and set(first) == {"texts", "logprob"}
 
 
 # Curves
@@ -251,6 +175,39 @@ def test_curves_follow_the_records_and_stop_between_stages(run_dir: Path):
     ]  # fmt: skip
     gaps = charts["Log-prob gap, trainer against engine"]
     assert [trace["name"] for trace in gaps.traces] == ["mean", "99 %"], "zeros have no place on a log axis"
+
+
+def test_heldout_results_are_drawn_from_the_best_of_every_sample(run_dir: Path):
+    run = load_run(run_dir)
+    first, last = run.heldout
+    assert (first.label, last.label) == ("expert", "agentic") and last.task_ids == ["double", "double"]
+    curve = dict(zip(CURVE, last.fast_p_curve("compile"), strict=True))  # 1.5 times as fast as torch.compile
+    assert (curve[0.0], curve[1.4], curve[1.5], curve[5.0]) == (1.0, 1.0, 0.0, 0.0)
+    assert dict(zip(CURVE, last.fast_p_curve("eager"), strict=True))[1.9] == 1.0
+    charts = {chart.title: chart for chart in heldout_charts(run.heldout, funnel_rows(run.trajectories.index))}
+    assert [trace["name"] for trace in charts["fast_p over torch eager"].traces] == ["expert", "agentic"]
+    points = charts["Speed-up of correct samples"].traces[1]
+    assert (points["x"], points["y"]) == ([2.0, 2.0], [1.5, 1.5])
+    assert points["customdata"] == ["evaluation_agentic-0", "evaluation_agentic-1"]
+
+
+def test_the_funnel_counts_how_far_rollouts_came(run_dir: Path):
+    rows = {row.stage: list(row.counts.values()) for row in funnel_rows(load_run(run_dir).trajectories.index)}
+    assert rows["expert"] == [3, 0, 3, 3, 3, 3] and rows["agentic"] == [8, 4, 8, 0, 0, 0]
+    assert rows["evaluation_agentic"] == [2, 0, 2, 2, 2, 0]
+
+
+def test_curves_of_several_runs_begin_a_stage_in_the_same_place(run_dir: Path, tmp_path: Path):
+    first, other = load_run(run_dir), load_run(make_run(tmp_path, name="second").root)
+    del other.records[0]  # as a run that began from the first one's expert stage
+    other.records[0]["step"], other.records[1]["step"], other.records[2]["step"] = 0, 1, 2
+    charts = {chart.title: chart for chart in comparison_charts([first, other])}
+    lines = charts["Mean reward"].traces
+    assert [trace["name"] for trace in lines] == ["first", "second"]
+    assert lines[0]["x"] == [0, None, 1, None, 2, 3] and lines[1]["x"] == [1, None, 2, 3]
+    axis = joint_axis([first, other])
+    assert axis["steps"] == [0, 1, 2, 3] and [band["stage"] for band in axis["bands"]] == ["expert", "tuned", "agentic"]
+    assert [trace["name"] for trace in charts["fast_p over torch.compile"].traces] == ["first", "second"]
 
 
 # The page
@@ -322,119 +279,3 @@ def test_the_command_prints_the_path_and_says_what_is_no_run(
     assert capsys.readouterr().out == f"{tmp_path / 'new' / 'page.html'}\n"
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "no run here" in capsys.readouterr().err
-
-
-# In a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here: apt-get install chromium")
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, Browser(Path(profile)) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def page(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report([run_dir], out=tmp_path_factory.mktemp("page") / "page.html")
-
-
-def test_a_browser_draws_the_curves_without_a_word_or_a_request(browser: Browser, page: Path):
-    browser.open(page)
-    plots = browser.value("document.querySelectorAll('.plot').length")
-    for place in range(plots):
-        browser.value(f"document.querySelectorAll('.plot')[{place}].scrollIntoView()")
-        browser.wait_for(f"document.querySelectorAll('.plot')[{place}].dataset.drawn === 'yes'")
-    assert plots == 11 and browser.value("document.querySelectorAll('.plot .main-svg .xtick').length") > 20
-    assert browser.value("document.querySelectorAll('#charts .plot')[0].data[1].y") == [3, None, None, None, -1, 0]
-    assert browser.problems == []
-    assert {url.partition(":")[0] for url in browser.requests} <= {"file", "about", "data", "blob"}
-
-
-def test_filters_and_search_leave_the_trajectories_that_match(browser: Browser, page: Path):
-    browser.open(page)
-    assert browser.value("document.querySelectorAll('#list .row').length") == 15
-    choose = (
-        "(s => {{ s.value = {1!r}; s.dispatchEvent(new Event('change')) }})(document.querySelector('select[name={0}]'))"
-    )
-    browser.value(choose.format("stage", "agentic"))
-    browser.value(choose.format("stop", "max_turns"))
-    browser.wait_for("document.querySelector('#found').textContent === '4 of 15'")
-    browser.value(
-        "(s => { s.value = 'NUMBER 5'; s.dispatchEvent(new Event('input')) })(document.querySelector('#search'))"
-    )
-    browser.wait_for("document.querySelector('#found').textContent === '1 of 15'")
-    assert browser.value("document.querySelector('#list .row-id').textContent") == "agentic-5"
-    browser.value("document.querySelector('#list .row').click()")
-    browser.wait_for("document.querySelector('.detail h3')?.textContent === 'agentic-5'")
-
-
-def test_a_trajectory_shows_its_turns_and_the_diff_of_its_kernel_and_runs_none_of_it(browser: Browser, page: Path):
-    browser.open(page, address="#t=agentic-2")
-    browser.wait_for("document.querySelectorAll('.turn').length === 3")
-    browser.value("document.querySelectorAll('#detail details').forEach((fold) => { fold.open = true })")
-    browser.wait_for("document.querySelectorAll('#detail pre').length > 15")
-    added = browser.value("[...document.querySelectorAll('.diff .added')].map((line) => line.textContent)")
-    assert len(added) == 1 and added[0].startswith("+    y[i] = 2 * x[i]; // </script><script>window.pwned=1")
-    assert browser.value("document.querySelectorAll('.diff .removed').length") == 1
-    assert browser.value("document.querySelector('.c-keyword').textContent") == "import"
-    assert "number 2 </script><script>" in browser.value("document.querySelector('.turn .prose').textContent")
-    assert browser.value("document.querySelectorAll('main img, main script, main iframe').length") == 0
-    assert browser.value("typeof window.pwned") == "undefined" and browser.problems == []
-
-
-def test_the_policy_stops_scripts_that_reach_the_document_all_the_same(browser: Browser, page: Path):
-    browser.open(page)
-    browser.value("document.body.insertAdjacentHTML('beforeend', `<img src=x onerror='window.pwned=1'>`)")
-    browser.value(
-        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.pwned=2'}))"
-    )
-    browser.wait_for("true")
-    assert browser.value("new Promise((done) => setTimeout(() => done(typeof window.pwned), 300))") == "undefined"
-    assert any("Content Security Policy" in problem for problem in browser.problems)
-    browser.problems.clear()
-
-
-def test_the_chosen_run_is_shown_and_a_metric_lies_over_that_of_the_others(
-    browser: Browser, run_dir: Path, tmp_path: Path
-):
-    second = make_run(tmp_path, name="second").root
-    browser.open(write_report([run_dir, second], out=tmp_path / "page.html"))
-    browser.value(
-        "(s => { s.value = 'number 5'; s.dispatchEvent(new Event('input')) })(document.querySelector('#search'))"
-    )
-    browser.value(
-        "(s => { s.value = '1'; s.dispatchEvent(new Event('change')) })(document.querySelector('#run-picker'))"
-    )
-    browser.wait_for("document.querySelector('#config .run').hidden")
-    browser.value("document.querySelector('#metric-plot').scrollIntoView()")
-    browser.wait_for("document.querySelector('#metric-plot').data?.length === 3")
-    assert browser.value("document.querySelector('#metric-plot').data.slice(1).map((trace) => trace.name)") == [
-        "first", "second"
-    ]  # fmt: skip
-    assert browser.value("document.querySelector('#found').textContent") == "15 of 15", (
-        "the other run's search has ended"
-    )
-    assert browser.problems == []
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_themes_follow_the_system_and_the_button_and_a_phone_needs_no_sideways_scrolling(
-    browser: Browser, page: Path, dark: bool, tmp_path: Path
-):
-    brightness = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number).reduce((a, b) => a + b)"
-    browser.open(page, address="#t=expert-1", width=390, height=844, dark=dark)
-    browser.value("localStorage.removeItem('jaxagent-theme')")
-    browser.wait_for("document.querySelectorAll('.turn').length === 3")
-    assert (browser.value(brightness) < 200) == dark
-    assert browser.value("document.documentElement.scrollWidth") <= 390
-    assert browser.value("getComputedStyle(document.querySelector('.finder')).display") == "none"
-    first = browser.screenshot(tmp_path / "first.png").read_bytes()
-    browser.value("document.querySelector('#theme').click()")
-    assert (browser.value(brightness) < 200) != dark
-    assert browser.screenshot(tmp_path / "second.png").read_bytes() != first
-    browser.value("document.querySelector('.back').click()")
-    browser.wait_for("getComputedStyle(document.querySelector('.finder')).display !== 'none'")
-    browser.value("localStorage.removeItem('jaxagent-theme')")
-    assert browser.problems == []

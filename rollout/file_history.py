@@ -36,6 +36,11 @@ class FileHistory:
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """What each known file holds now, by path; of files that were only read, as they were read."""
+        return dict(self._texts)
+
     def follow(self, call: ToolCall, observation: str | None) -> FileVersion | None:
         """The version that a call made; None where it changed nothing (it failed, or only read)."""
         path = call.arguments.get("path")
