@@ -2,8 +2,9 @@
 PYTHON ?=
 CONFIG ?= configs/demo.yaml
 BIN := .venv/bin
+TUNIX := .venv-tunix
 
-.PHONY: help setup demo test check lint test-slow lock clean
+.PHONY: help setup demo test check lint test-slow bench-learner lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -19,6 +20,10 @@ test: setup      ## set up and run the tests (Docker, Ray and vLLM for real; no 
 
 test-slow: setup ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu"
+
+bench-learner: setup ## the learner against google-tunix, and its memory on long rows; targets in its last line
+	@test -x $(TUNIX)/bin/python || { python3 -m venv $(TUNIX) && $(TUNIX)/bin/pip install -q -r requirements/tunix.txt; }
+	$(BIN)/python scripts/bench_learner/run.py --tunix-python $(TUNIX)/bin/python
 
 lint: setup      ## ruff, pyright, import contracts
 	$(BIN)/ruff check .
