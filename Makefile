@@ -2,8 +2,9 @@
 PYTHON ?=
 CONFIG ?= configs/demo.yaml
 BIN := .venv/bin
+TUNIX := .venv-tunix
 
-.PHONY: help setup demo test check lint test-slow redteam chaos bench-judge bench-rollouts lock clean
+.PHONY: help setup demo test check lint test-slow redteam chaos bench-judge bench-learner bench-rollouts lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -25,6 +26,10 @@ redteam: setup   ## judge submissions that cheat and honest look-alikes (REDTEAM
 
 bench-judge: setup ## what the judge costs and how steady it is, beside the usual ways
 	$(BIN)/python scripts/bench_judge.py
+
+bench-learner: setup ## the learner against google-tunix, and its memory on long rows; targets in its last line
+	@test -x $(TUNIX)/bin/python || { python3 -m venv $(TUNIX) && $(TUNIX)/bin/pip install -q -r requirements/tunix.txt; }
+	$(BIN)/python scripts/bench_learner/run.py --tunix-python $(TUNIX)/bin/python
 
 lint: setup      ## ruff, pyright, import contracts
 	$(BIN)/ruff check .

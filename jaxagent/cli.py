@@ -25,6 +25,7 @@ OWN_FLAGS = {
     "train": ("--resume", "--help"),
     "evaluate": ("--policy", "--tasks", "--protocol", "--out", "--help"),
     "ablate": ("--after", "--help"),
+    "plan": ("--devices", "--accelerator", "--memory-gib", "--efficiency", "--json", "--help"),
 }
 """Commands that take overrides of the config, `--section.key value`, beside these flags."""
 
@@ -117,6 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
     judge.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
     judge.set_defaults(run=run_judge)
 
+    _add_plan(commands)
     _add_model(commands)
 
     replay = commands.add_parser("replay", help="run a stored trajectory's tool calls again and compare")
@@ -159,6 +161,19 @@ def _add_evaluate(commands: Any) -> None:
     evaluate.add_argument("--protocol", choices=["hardened", "paper"], default="hardened")
     evaluate.add_argument("--out", type=Path, required=True, metavar="DIR", help="new, or of an evaluation to continue")
     evaluate.set_defaults(run=run_evaluate)
+
+
+def _add_plan(commands: Any) -> None:
+    plan = commands.add_parser("plan", help="memory, traffic and time of a config's updates, without its devices")
+    plan.add_argument("config", type=Path, help="a YAML file; --section.key value changes it")
+    plan.add_argument("--devices", type=int, metavar="N", help="what learner.mesh multiplies to (default: as it is)")
+    plan.add_argument("--accelerator", choices=["a100", "h100", "h200", "h20", "b200"], default="h200")
+    plan.add_argument("--memory-gib", type=float, metavar="GIB", help="of a device (default: the accelerator's)")
+    plan.add_argument(
+        "--efficiency", type=float, default=0.5, metavar="SHARE", help="of the peak rate that computation is to reach"
+    )
+    plan.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
+    plan.set_defaults(run=run_plan)
 
 
 def _add_model(commands: Any) -> None:
@@ -239,6 +254,22 @@ def run_replay(arguments: argparse.Namespace) -> int:
 
     comparison = asyncio.run(replay_trajectory(arguments.run_dir, arguments.trajectory))
     print(to_json(comparison) if arguments.json else "\n".join(describe(comparison)))
+    return DONE
+
+
+def run_plan(arguments: argparse.Namespace) -> int:
+    from jaxagent.commands.plan import plan_run
+
+    text = plan_run(
+        arguments.config,
+        devices=arguments.devices,
+        accelerator=arguments.accelerator,
+        memory_gib=arguments.memory_gib,
+        efficiency=arguments.efficiency,
+        overrides=arguments.overrides,
+        as_json=arguments.json,
+    )
+    print(text)
     return DONE
 
 

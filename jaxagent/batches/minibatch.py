@@ -14,6 +14,7 @@ from jaxagent.batches.batch import Batch
 from jaxagent.batches.packing import Packed, pack
 from jaxagent.batches.sequences import TokenSequence
 from jaxagent.config.learner import LearnerConfig
+from jaxagent.mesh.host import to_host
 from jaxagent.mesh.sharding import batch_sharding
 
 
@@ -22,7 +23,7 @@ class Minibatch:
     sequences: list[TokenSequence]
     packed: Packed
     batch: Batch
-    """packed.batch on the mesh, its rows shared out over data, fsdp and expert."""
+    """packed.batch on the mesh, its rows shared out over data, fsdp and expert, and their tokens over context."""
     mesh: Mesh
 
     @classmethod
@@ -59,12 +60,3 @@ class Minibatch:
     def per_sequence(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """One [length] array a sequence -> the entries of the policy's tokens."""
         return self.packed.scatter(arrays)[self.packed.batch.loss_mask]
-
-
-def to_host(tree: Any) -> Any:
-    """NumPy arrays, whole on every process also where each holds only a part."""
-    if jax.process_count() == 1:
-        return jax.device_get(tree)
-    from jax.experimental import multihost_utils
-
-    return multihost_utils.process_allgather(tree, tiled=True)

@@ -78,7 +78,7 @@ def pack(
         raise ValueError("a batch needs at least one trajectory")
     rows = assign_rows([sequence.num_tokens for sequence in sequences], row_tokens=row_tokens)
     num_microbatches = -(-len(rows) // rows_per_microbatch)
-    shape = Shape(microbatches=_slots(num_microbatches), rows=rows_per_microbatch, row_tokens=row_tokens)
+    shape = Shape(microbatches=num_slots(num_microbatches), rows=rows_per_microbatch, row_tokens=row_tokens)
     flat = _empty(shape.microbatches * shape.rows, row_tokens)
     total = sum(sequence.num_policy_tokens for sequence in sequences)
     places: list[tuple[int, int, int]] = [(0, 0, 0)] * len(sequences)
@@ -112,7 +112,7 @@ def assign_rows(lengths: Sequence[int], *, row_tokens: int) -> list[list[int]]:
     return rows
 
 
-def _slots(num_microbatches: int) -> int:
+def num_slots(num_microbatches: int) -> int:
     return max(MIN_MICROBATCH_SLOTS, 1 << (num_microbatches - 1).bit_length())
 
 

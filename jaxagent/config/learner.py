@@ -30,7 +30,8 @@ class LoraConfig(Config):
 class MeshConfig(Config):
     """Devices along each axis; the product is the number of devices of the learner.
 
-    Rows are shared out over data, fsdp and expert; fsdp splits parameters as well, expert those of experts.
+    Rows are shared out over data, fsdp and expert, and their tokens over context; fsdp splits parameters as well,
+    expert those of experts.
     """
 
     data: int = Field(default=1, gt=0)
@@ -79,8 +80,24 @@ class LearnerConfig(Config):
     """Length of a packed row; no trajectory may be longer."""
     rows_per_microbatch: int = Field(default=4, gt=0)
     logits_chunk_tokens: int = Field(default=1024, gt=0)
-    """Log-probs, entropy and values are computed over this many positions at a time."""
-    remat: bool = True
+    """Log-probs and entropy are computed over this many positions at a time, on each device that holds tokens. Their
+    float32 logits, x 4 bytes x vocabulary, are alive about three times."""
+    remat: bool | Literal["keep_attention"] = True
+    """Layers are computed again in the backward pass, so that one hidden state a layer is kept. keep_attention: all but
+    their attention, whose outputs are kept as well; it is most of the work in long rows. false keeps everything."""
+    expert_chunk_tokens: int | None = Field(default=None, gt=0)
+    """Tokens whose experts a device of a mixture computes at a time; None: all of a microbatch."""
     num_learners: int = Field(default=1, gt=0)
     """LearnerActors, one a host; together they form one mesh."""
     max_nonfinite_steps: int = Field(default=3, gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> LearnerConfig:
+        # Rows of a quarter of row_tokens occur, and each is cut into two chunks a device.
+        multiple = 8 * self.mesh.context
+        if self.mesh.context > 1 and self.row_tokens % multiple:
+            raise ValueError(
+                f"row_tokens={self.row_tokens} must be a multiple of 8 x mesh.context = {multiple}, so that rows can "
+                f"be split along their length; set it to {-(-self.row_tokens // multiple) * multiple}"
+            )
+        return self

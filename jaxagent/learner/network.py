@@ -19,6 +19,7 @@ from jaxagent.learner.update import HYPERPARAMS, Score, init_train_state, make_s
 from jaxagent.mesh.sharding import param_shardings
 from jaxagent.models.lora import trainable
 
+RATES = ("learning_rate", "warmup_updates", "decay_updates")
 IDLE_OPTIMIZER = OptimizerConfig.model_validate({"learning_rate": 1e-6})
 """Shapes the optimizer state of a network that no stage trains yet."""
 
@@ -34,7 +35,7 @@ class Network:
         self._graphdef, params, frozen = nnx.split(module, trainable, nnx.Param)
         self._frozen = jax.device_put(frozen, param_shardings(frozen, mesh))
         abstract = jax.eval_shape(lambda params: init_train_state(params, IDLE_OPTIMIZER), params)
-        self.shardings: TrainState = _state_shardings(abstract, param_shardings(params, mesh), mesh)
+        self.shardings: TrainState = state_shardings(abstract, param_shardings(params, mesh), mesh)
         self._steps = {
             name: make_train_step(self._graphdef, loss, state_shardings=self.shardings) for name, loss in losses.items()
         }
@@ -66,13 +67,7 @@ class Network:
         self, loss: str, minibatch: Minibatch, targets: Targets, cfg: OptimizerConfig, *, temperature: float = 1.0
     ) -> StepOutput:
         """One optimizer step by the named loss."""
-        scalars = {
-            "temperature": np.float32(temperature),
-            "learning_rate": np.float32(cfg.learning_rate),
-            "warmup_updates": np.float32(cfg.warmup_updates),
-            "decay_updates": np.float32(cfg.decay_updates),
-            **{name: np.float32(getattr(cfg, name)) for name in HYPERPARAMS},
-        }
+        scalars = step_scalars(cfg, temperature=temperature)
         with jax.set_mesh(self._mesh):
             self.state, output = self._steps[loss](
                 self.state, minibatch.batch, targets, minibatch.num_microbatches, scalars, self._frozen
@@ -117,11 +112,19 @@ def _checksum(leaves: list[jax.Array]) -> jax.Array:
     return total
 
 
+@jax.jit
 def copy_params(params: Any) -> Any:
+    """Jitted, since parts of the arrays may lie on devices of other processes."""
     return jax.tree.map(jnp.copy, params)
 
 
-def _state_shardings(state: TrainState, params_sharding: Any, mesh: Mesh) -> TrainState:
+def step_scalars(cfg: OptimizerConfig, *, temperature: float) -> dict[str, np.float32]:
+    """The numbers that a train step reads beside its batch."""
+    numbers = {name: getattr(cfg, name) for name in (*RATES, *HYPERPARAMS)}
+    return {name: np.float32(number) for name, number in numbers.items()} | {"temperature": np.float32(temperature)}
+
+
+def state_shardings(state: TrainState, params_sharding: Any, mesh: Mesh) -> TrainState:
     """Moments and master copy lie where their parameters lie; everything else is on every device."""
     whole = NamedSharding(mesh, PartitionSpec())
     structure = jax.tree.structure(state.params)

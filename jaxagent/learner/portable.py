@@ -17,9 +17,9 @@ import jax
 import numpy as np
 from safetensors.numpy import load, save
 
-from jaxagent.batches.minibatch import to_host
 from jaxagent.files.new_folder import new_folder
 from jaxagent.learner.checkpoint import FORMAT, CheckpointError, by_path, check_format, check_shapes
+from jaxagent.mesh.host import to_host
 
 MAX_FILES, MAX_FILE_BYTES = 4, 16 << 20
 RECORD_FILE = "record.json"

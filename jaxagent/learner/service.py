@@ -51,7 +51,7 @@ class LearnerService:
         jax.config.update("jax_compilation_cache_dir", str(COMPILATION_CACHE.expanduser()))
         self._model_dir = prepare_model(config, self._folder)
         learner = config.learner
-        compute = ComputeConfig(dtype=learner.compute_dtype, remat=learner.remat)
+        compute = ComputeConfig.of(learner)
         mesh = make_mesh(learner.mesh, rows_per_microbatch=learner.rows_per_microbatch)
         actor = load_decoder(self._model_dir, dtype=learner.param_dtype, compute=compute, mesh=mesh)
         if learner.lora is not None:

@@ -10,11 +10,13 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxagent.batches.minibatch import Minibatch, to_host
+from jaxagent.batches.minibatch import Minibatch
 from jaxagent.config.learner import LearnerConfig
 from jaxagent.config.stages import OptimizerConfig
 from jaxagent.learner.checkpoint import CheckpointError
 from jaxagent.learner.losses import (
+    Loss,
+    Score,
     make_actor_score,
     make_critic_loss,
     make_finetune_loss,
@@ -24,11 +26,27 @@ from jaxagent.learner.losses import (
 from jaxagent.learner.metrics import Metrics
 from jaxagent.learner.network import Network, copy_params
 from jaxagent.learner.types import StepOutput, Targets
+from jaxagent.mesh.host import to_host
 from jaxagent.mesh.sharding import make_mesh
 
 
 class NonFiniteError(RuntimeError):
     """Losses or gradients weren't finite several steps in a row; the last batch lies in a file."""
+
+
+def actor_functions(config: LearnerConfig) -> tuple[dict[str, Loss], dict[str, Score]]:
+    """What is computed with an actor, by name: losses it is trained by, and scores of its tokens."""
+    chunk_tokens = config.logits_chunk_tokens
+    losses = {
+        "ppo": make_ppo_loss(config.ppo, chunk_tokens=chunk_tokens, router_aux_coef=config.router_aux_coef),
+        "finetune": make_finetune_loss(chunk_tokens=chunk_tokens, router_aux_coef=config.router_aux_coef),
+    }
+    return losses, {"logprobs": make_actor_score(chunk_tokens=chunk_tokens)}
+
+
+def critic_functions(config: LearnerConfig) -> tuple[dict[str, Loss], dict[str, Score]]:
+    """The same of a critic."""
+    return {"value": make_critic_loss(config.ppo)}, {"targets": make_value_target_score(config.ppo)}
 
 
 class Steps:
@@ -37,22 +55,10 @@ class Steps:
     def __init__(self, actor: nnx.Module, critic: nnx.Module, *, config: LearnerConfig, dump_dir: Path) -> None:
         self.config, self._dump_dir = config, dump_dir
         self.mesh = make_mesh(config.mesh, rows_per_microbatch=config.rows_per_microbatch)
-        chunk_tokens = config.logits_chunk_tokens
-        self.actor = Network(
-            actor,
-            self.mesh,
-            losses={
-                "ppo": make_ppo_loss(config.ppo, chunk_tokens=chunk_tokens, router_aux_coef=config.router_aux_coef),
-                "finetune": make_finetune_loss(chunk_tokens=chunk_tokens, router_aux_coef=config.router_aux_coef),
-            },
-            scores={"logprobs": make_actor_score(chunk_tokens=chunk_tokens)},
-        )
-        self.critic = Network(
-            critic,
-            self.mesh,
-            losses={"value": make_critic_loss(config.ppo)},
-            scores={"targets": make_value_target_score(config.ppo)},
-        )
+        actor_losses, actor_scores = actor_functions(config)
+        critic_losses, critic_scores = critic_functions(config)
+        self.actor = Network(actor, self.mesh, losses=actor_losses, scores=actor_scores)
+        self.critic = Network(critic, self.mesh, losses=critic_losses, scores=critic_scores)
         self._reference: Any = None
         self._skipped_in_a_row = 0
 

@@ -21,6 +21,11 @@ def num_devices(cfg: MeshConfig) -> int:
     return math.prod(getattr(cfg, axis) for axis in AXES)
 
 
+def token_shards(cfg: MeshConfig) -> int:
+    """Devices that hold tokens of their own; those of the other axes share them."""
+    return cfg.data * cfg.fsdp * cfg.expert * cfg.context
+
+
 def shown(cfg: MeshConfig) -> str:
     """The axes that split something, for messages: `data=2, fsdp=4`."""
     return ", ".join(f"{axis}={getattr(cfg, axis)}" for axis in AXES if getattr(cfg, axis) > 1) or "one device"
@@ -28,11 +33,6 @@ def shown(cfg: MeshConfig) -> str:
 
 def check_mesh(cfg: MeshConfig, *, rows_per_microbatch: int) -> None:
     """Raises ConfigError for a mesh that no host can run."""
-    if cfg.context > 1:
-        raise ConfigError(
-            f"learner.mesh.context={cfg.context}: rows can't be split along their length yet; set it to "
-            "1 and use fsdp or tensor, and a smaller learner.rows_per_microbatch for long rows"
-        )
     split = cfg.data * cfg.fsdp * cfg.expert
     if rows_per_microbatch % split:
         raise ConfigError(

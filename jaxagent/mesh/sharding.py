@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,8 +61,22 @@ def axis_names(variable: nnx.Variable) -> tuple[str | None, ...] | None:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """[M, B, T]: rows are shared out over data, fsdp and expert."""
-    return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
+    """[M, B, T]: rows are shared out over data, fsdp and expert, and their tokens over context."""
+    return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, "context"))
+
+
+def keep_with_rows(x_BTD: jax.Array) -> jax.Array:
+    """Hidden states lie where their tokens lie, and whole: XLA might split them as it finds the parameters split."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return x_BTD
+    return jax.lax.with_sharding_constraint(x_BTD, PartitionSpec(BATCH_AXES, "context"))
+
+
+def num_token_shards() -> int:
+    """Devices that hold tokens of their own, on the mesh of jax.set_mesh; 1 without one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in (*BATCH_AXES, "context"))
 
 
 def _named_spec(names: Sequence[str | None], shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
+from jaxagent.config.learner import LearnerConfig
+
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 StoredDtype = Literal["float32", "bfloat16", "float16"]
 Activation = Literal["silu", "gelu_tanh"]
@@ -37,8 +39,9 @@ class ComputeConfig:
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of activations and matmul inputs. Norms, rotary embedding, softmax, router and logits stay float32."""
-    remat: bool = False
-    """Recompute each layer in the backward pass: memory grows by one hidden state a layer, time by about a third."""
+    remat: bool | Literal["keep_attention"] = False
+    """Recompute each layer in the backward pass: memory grows by one hidden state a layer, time by about a third.
+    keep_attention: all of a layer but its attention, whose outputs are kept beside the hidden state."""
     unroll_layers: int = 1
     """Layers compiled one after the other in one step of the scan over layers."""
     attention: Literal["auto", "masked", "blockwise"] = "auto"
@@ -52,8 +55,18 @@ class ComputeConfig:
     between 8 and 512. On an H200, 8,192 tokens of 2,048, each to 8 of 128 experts of 768, in bfloat16: 13.8 ms at 128
     rows, 4.9 ms at 512."""
 
+    expert_chunk_tokens: int | None = None
+    """Tokens whose experts are computed at a time; None: all. A mixture holds a few times experts_per_token hidden
+    states for each of them."""
+
+    @classmethod
+    def of(cls, config: LearnerConfig) -> ComputeConfig:
+        """As the learner's config asks for."""
+        return cls(dtype=config.compute_dtype, remat=config.remat, expert_chunk_tokens=config.expert_chunk_tokens)
+
     def __post_init__(self) -> None:
-        for name in ("unroll_layers", "masked_max_tokens", "block_q", "block_kv", "expert_block_rows"):
+        tiles, experts = ("masked_max_tokens", "block_q", "block_kv"), ("expert_block_rows", "expert_chunk_tokens")
+        for name in ("unroll_layers", *tiles, *experts):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"ComputeConfig.{name}={value} must be positive")

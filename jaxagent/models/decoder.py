@@ -13,7 +13,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jaxagent.mesh.context import from_zigzag, to_zigzag
+from jaxagent.mesh.sharding import keep_with_rows
 from jaxagent.models.block import Block, PerLayer, Rows
+from jaxagent.models.blockwise import KEPT
 from jaxagent.models.config import DEFAULT_COMPUTE, ComputeConfig, DecoderConfig
 from jaxagent.models.layers import INITIAL_STD, Init, RMSNorm
 
@@ -54,21 +57,27 @@ class Backbone(nnx.Module):
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T"] | None]:
         """The same, and with `with_balance` each token's share of the routers' loss, as a mean over the layers (see
         jaxagent.models.experts.balance_of); None without experts."""
+        token_ids_BT, positions_BT, segment_ids_BT = map(to_zigzag, (token_ids_BT, positions_BT, segment_ids_BT))
+        routing_BTLK = None if routing_BTLK is None else to_zigzag(routing_BTLK)
         scale = jnp.asarray(self.config.embedding_scale, self.compute.dtype)
-        hidden_BTD = self.embedding[...][token_ids_BT].astype(self.compute.dtype) * scale
+        hidden_BTD = keep_with_rows(self.embedding[...][token_ids_BT].astype(self.compute.dtype) * scale)
         rows = Rows.of(positions_BT, segment_ids_BT, self.config)
         block_def, stacked = nnx.split(self.layers)
 
         def one_layer(x_BTD: Array, inputs: tuple[nnx.State, PerLayer]) -> tuple[Array, Array | None]:
             params, layer = inputs
-            return nnx.merge(block_def, params)(x_BTD, rows, layer, with_balance=with_balance)
+            x_BTD, balance_BT = nnx.merge(block_def, params)(x_BTD, rows, layer, with_balance=with_balance)
+            return keep_with_rows(x_BTD), balance_BT
 
         if self.compute.remat:
+            keep_attention = jax.checkpoint_policies.save_only_these_names(*KEPT)
+            policy = keep_attention if self.compute.remat == "keep_attention" else None
             # The scan keeps iterations apart already, so common subexpressions can't undo the recomputation.
-            one_layer = jax.checkpoint(one_layer, prevent_cse=False)
+            one_layer = jax.checkpoint(one_layer, prevent_cse=False, policy=policy)
         inputs = stacked, PerLayer.of(self.config, routing_BTLK)
         hidden_BTD, balance_LBT = jax.lax.scan(one_layer, hidden_BTD, inputs, unroll=self.compute.unroll_layers)
-        return self.norm(hidden_BTD), None if balance_LBT is None else balance_LBT.mean(axis=0)
+        balance_BT = None if balance_LBT is None else from_zigzag(balance_LBT.mean(axis=0))
+        return from_zigzag(self.norm(hidden_BTD)), balance_BT
 
 
 class Decoder(Backbone):

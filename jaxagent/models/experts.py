@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from jaxagent.models.chunks import largest_divisor
 from jaxagent.models.config import ComputeConfig, DecoderConfig
 from jaxagent.models.grouped import ExpertWeights, expert_mixture
 from jaxagent.models.layers import INITIAL_STD, Init
@@ -52,8 +53,10 @@ class Experts(nnx.Module):
         call = partial(self._on_one_device, with_balance=with_balance)
         if not mesh.empty and mesh.size > 1:
             call = self._over(mesh, with_balance=with_balance)
-        dtype = x_BTD.dtype
-        weights = tuple(kernel[...].astype(dtype) for kernel in (self.gate, self.up, self.down))
+        weights = tuple(kernel[...] for kernel in (self.gate, self.up, self.down))
+        if self._compute.expert_chunk_tokens is None:
+            # With chunks each casts for itself, so that their gradients add up in the parameters' dtype.
+            weights = tuple(kernel.astype(x_BTD.dtype) for kernel in weights)
         return call(x_BTD, segment_ids_BT, routing_BTK, self.router[...], weights)
 
     def _over(self, mesh: AbstractMesh, *, with_balance: bool):
@@ -64,28 +67,35 @@ class Experts(nnx.Module):
                 "divisor, and use data or fsdp for the other devices"
             )
         tensor = "tensor" if self._config.intermediate_size % mesh.shape["tensor"] == 0 else None
-        rows, whole = PartitionSpec(ROW_AXES), PartitionSpec()
+        rows, whole = PartitionSpec(ROW_AXES, "context"), PartitionSpec()
         wide, narrow = PartitionSpec("expert", None, tensor), PartitionSpec("expert", tensor, None)
         # Each device adds its part of every token; rows go back to the devices that hold them outside.
         return jax.shard_map(
             partial(self._on_each_device, tensor=tensor, with_balance=with_balance),
             mesh=mesh,
             in_specs=(rows, rows, rows, whole, (wide, wide, narrow)),
-            out_specs=(PartitionSpec((*ROW_AXES, "expert")), rows),
+            out_specs=(PartitionSpec((*ROW_AXES, "expert"), "context"), rows),
             check_vma=False,
         )
 
     def _on_each_device(self, x_BTD, segment_ids_BT, routing_BTK, router, weights, *, tensor, with_balance):
         first = jax.lax.axis_index("expert") * weights[0].shape[0]
         y_BTD, balance_BT = self._on_one_device(
-            x_BTD, segment_ids_BT, routing_BTK, router, weights, first_expert=first, with_balance=with_balance
+            x_BTD,
+            segment_ids_BT,
+            routing_BTK,
+            router,
+            weights,
+            first_expert=first,
+            with_balance=with_balance,
+            context="context",
         )
         if tensor is not None:
             y_BTD = jax.lax.psum(y_BTD, tensor)
         return jax.lax.psum_scatter(y_BTD, "expert", scatter_dimension=0, tiled=True), balance_BT
 
     def _on_one_device(
-        self, x_BTD, segment_ids_BT, routing_BTK, router, weights, *, first_expert=0, with_balance=False
+        self, x_BTD, segment_ids_BT, routing_BTK, router, weights, *, first_expert=0, with_balance=False, context=None
     ):
         config, (batch, tokens, hidden) = self._config, x_BTD.shape
         probs_BTE = router_probs(x_BTD, router)
@@ -93,15 +103,16 @@ class Experts(nnx.Module):
             probs_BTE, config.experts_per_token, normalize=config.norm_expert_weights, routing_BTK=routing_BTK
         )
         pairs = batch * tokens, config.experts_per_token
-        y_ND = expert_mixture(
+        chunk = largest_divisor(pairs[0], at_most=self._compute.expert_chunk_tokens or pairs[0])
+        y_ND = _in_chunks(
             x_BTD.reshape(-1, hidden),
             ids_BTK.reshape(pairs) - first_expert,
             weights_BTK.reshape(pairs),
-            ExpertWeights(*weights),
-            activation=jax.nn.silu,
-            block_rows=self._compute.expert_block_rows or _block_rows(pairs[0] * pairs[1], config.num_experts),
+            weights,
+            chunk=chunk,
+            block_rows=self._compute.expert_block_rows or _block_rows(chunk * pairs[1], config.num_experts),
         )
-        balance_BT = balance_of(probs_BTE, ids_BTK, segment_ids_BT) if with_balance else None
+        balance_BT = balance_of(probs_BTE, ids_BTK, segment_ids_BT, context=context) if with_balance else None
         return y_ND.reshape(x_BTD.shape), balance_BT
 
 
@@ -133,24 +144,43 @@ def choose_experts(
 
 
 def balance_of(
-    probs_BTE: Float[Array, "B T E"], ids_BTK: Int[Array, "B T K"], segment_ids_BT: Int[Array, "B T"]
+    probs_BTE: Float[Array, "B T E"],
+    ids_BTK: Int[Array, "B T K"],
+    segment_ids_BT: Int[Array, "B T"],
+    *,
+    context: str | None = None,
 ) -> Float[Array, "B T"]:
     """Each token's share of the load-balancing loss: E * sum_e f_e p_e, with p the router's probabilities of the token
     and f_e the share of its segment's tokens that went to expert e. K where all experts are used alike.
 
     The mean over a segment's tokens is the loss of Switch Transformers (arXiv 2101.03961, Eq. 4-6) for that segment
-    alone, so packing, micro-batching and sharding don't change it; the original takes f over the whole batch.
+    alone, so packing, micro-batching and sharding don't change it; the original takes f over the whole batch. `context`
+    names the mesh axis over which the tokens of a row lie apart, inside shard_map.
     """
     num_experts, tokens = probs_BTE.shape[-1], segment_ids_BT.shape[1]
+    num_segments = 1 + tokens * (1 if context is None else jax.lax.axis_size(context))
     used_BTE = jax.nn.one_hot(ids_BTK, num_experts).sum(axis=2)
-
-    def of_row(used_TE: Array, segment_ids_T: Array) -> Array:
-        counts = jax.ops.segment_sum(used_TE, segment_ids_T, num_segments=tokens + 1)
-        lengths = jax.ops.segment_sum(jnp.ones(tokens), segment_ids_T, num_segments=tokens + 1)
-        return (counts / jnp.maximum(lengths, 1.0)[:, None])[segment_ids_T]
-
-    shares_BTE = jax.vmap(of_row)(used_BTE, segment_ids_BT)
+    sums = jax.vmap(partial(jax.ops.segment_sum, num_segments=num_segments))
+    counts_BSE, lengths_BS = sums(used_BTE, segment_ids_BT), sums(jnp.ones(segment_ids_BT.shape), segment_ids_BT)
+    if context is not None:
+        counts_BSE, lengths_BS = jax.lax.psum((counts_BSE, lengths_BS), context)
+    frequencies_BSE = counts_BSE / jnp.maximum(lengths_BS, 1.0)[..., None]
+    shares_BTE = jnp.take_along_axis(frequencies_BSE, segment_ids_BT[..., None], axis=1)
     return num_experts * (shares_BTE * probs_BTE).sum(axis=-1)
+
+
+def _in_chunks(x_ND, ids_NK, weights_NK, experts, *, chunk: int, block_rows: int) -> Float[Array, "N D"]:
+    """expert_mixture of `chunk` tokens at a time; a chunk's slots are computed again in the backward pass."""
+
+    def mixture(x_CD: Array, ids_CK: Array, weights_CK: Array) -> Array:
+        cast = ExpertWeights(*(kernel.astype(x_CD.dtype) for kernel in experts))
+        return expert_mixture(x_CD, ids_CK, weights_CK, cast, activation=jax.nn.silu, block_rows=block_rows)
+
+    if chunk == x_ND.shape[0]:
+        return mixture(x_ND, ids_NK, weights_NK)
+    inputs = tuple(array.reshape(-1, chunk, array.shape[-1]) for array in (x_ND, ids_NK, weights_NK))
+    one_chunk = jax.checkpoint(mixture, prevent_cse=False)
+    return jax.lax.scan(lambda _, chunks: (None, one_chunk(*chunks)), None, inputs)[1].reshape(x_ND.shape)
 
 
 def _block_rows(num_pairs: int, num_experts: int) -> int:

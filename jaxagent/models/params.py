@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 from safetensors import safe_open
 
+from jaxagent.mesh.host import to_host
 from jaxagent.models.config import DEFAULT_COMPUTE, ComputeConfig, DecoderConfig
 from jaxagent.models.decoder import Backbone, Decoder, abstract_decoder, new_decoder
 from jaxagent.models.families import FAMILIES, from_hf
@@ -71,13 +72,13 @@ def named_weights(decoder: Decoder) -> Iterator[tuple[str, np.ndarray]]:
     for rule, parameter in stored_parameters(decoder):
         value = parameter.get_value()
         if rule.num_stacked == 0:
-            yield rule.hf_name, rule.to_hf(np.asarray(jax.device_get(value)))
+            yield rule.hf_name, rule.to_hf(np.asarray(to_host(value)))
             continue
         if value.nbytes <= _FETCHED_WHOLE_BYTES and rule.path not in merged:
-            value = jax.device_get(value)
+            value = to_host(value)
         for layer in range(decoder.config.num_layers):
             of_layer = merged[rule.path](layer) if rule.path in merged else value[layer]
-            fetched = np.asarray(jax.device_get(of_layer))[None]
+            fetched = np.asarray(to_host(of_layer))[None]
             for place in rule.places(fetched.shape):
                 yield rule.hf_name.format(layer, *place[1:]), rule.to_hf(fetched[place])
 

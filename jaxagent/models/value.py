@@ -54,4 +54,10 @@ class Critic(nnx.Module):
 def _own(node: Any) -> Any:
     """A copy of a module or parameter, with arrays of its own where they are trained."""
     graphdef, trained, rest = nnx.split(node, trainable, ...)
-    return nnx.merge(graphdef, jax.tree.map(jnp.copy, trained), rest)
+    return nnx.merge(graphdef, _copied(trained), rest)
+
+
+@jax.jit
+def _copied(tree: Any) -> Any:
+    """Jitted, since parts of the arrays may lie on devices of other processes."""
+    return jax.tree.map(jnp.copy, tree)

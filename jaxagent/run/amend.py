@@ -21,6 +21,7 @@ CHANGEABLE = (
     "learner.rows_per_microbatch",
     "learner.logits_chunk_tokens",
     "learner.remat",
+    "learner.expert_chunk_tokens",
     "learner.max_nonfinite_steps",
     *(f"learner.ppo.{key}" for key in ("clip_low", "clip_high", "entropy_coef", "importance_cap", "value_clip")),
     *(f"engine.{key}" for key in ("num_engines", "max_model_len", "max_num_seqs", "enforce_eager", "kv_cache_gib")),

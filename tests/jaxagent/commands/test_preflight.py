@@ -43,7 +43,7 @@ def refused(capsys, *arguments: str) -> str:
             ["--learner.mesh.fsdp", "2"],
             "learner.rows_per_microbatch=1 must be a multiple of mesh.data x mesh.fsdp x mesh.expert = 2",
         ),
-        (["--learner.mesh.context", "2"], "learner.mesh.context=2: rows can't be split"),
+        (["--learner.mesh.context", "2", "--learner.row_tokens", "2001"], "row_tokens=2001 must be a multiple of 8 x"),
         (["--engine.max_model_len", "300"], "more than engine.max_model_len=300"),
         (["--learner.row_tokens", "300"], "more than learner.row_tokens=300"),
         (["--start_from", "{run: /no/such/run, after: supervised}"], "no run here"),

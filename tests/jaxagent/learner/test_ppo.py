@@ -8,8 +8,9 @@ import rlax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.learner.logprobs import chunk_length, token_logprobs
+from jaxagent.learner.logprobs import token_logprobs
 from jaxagent.learner.ppo import compute_gae, kl_estimate, policy_loss, value_loss
+from jaxagent.models.chunks import largest_divisor
 
 
 def textbook_gae(rewards, values, gamma, gae_lambda):
@@ -233,4 +234,4 @@ def test_chunking_does_not_change_the_gradient():
 
 
 def test_chunks_divide_the_row():
-    assert [chunk_length(2048, positions_per_row=n) for n in (256, 300, 4096, 1)] == [256, 256, 2048, 1]
+    assert [largest_divisor(2048, at_most=n) for n in (256, 300, 4096, 1)] == [256, 256, 2048, 1]

@@ -63,18 +63,19 @@ SLIDING = dataclasses.replace(
     sliding_rope=RopeConfig(theta=100.0), sandwich_norms=True, activation="gelu_tanh", embedding_scale=4.0,
 )  # fmt: skip
 DENSE_MESHES = [{"data": 8}, {"fsdp": 8}, {"tensor": 8}, {"data": 2, "fsdp": 4}, {"fsdp": 4, "tensor": 2},
-                {"data": 4, "tensor": 2}]  # fmt: skip
+                {"data": 4, "tensor": 2}, {"context": 8}, {"context": 2, "fsdp": 4}, {"context": 4, "tensor": 2},
+                {"context": 2, "data": 4}]  # fmt: skip
 MOE_MESHES = [{"expert": 8}, {"fsdp": 8}, {"data": 2, "expert": 4}, {"fsdp": 2, "expert": 4},
-              {"tensor": 2, "expert": 4}, {"fsdp": 4, "tensor": 2}]  # fmt: skip
+              {"tensor": 2, "expert": 4}, {"fsdp": 4, "tensor": 2}, {"context": 4, "expert": 2}]  # fmt: skip
 CASES = [("dense", TINY, mesh) for mesh in DENSE_MESHES]
 CASES += [("experts", MOE, mesh) for mesh in MOE_MESHES]
-CASES += [("sliding", SLIDING, {"fsdp": 2, "tensor": 2, "data": 2})]
+CASES += [("sliding", SLIDING, {"fsdp": 2, "tensor": 2, "data": 2}), ("sliding", SLIDING, {"context": 4, "data": 2})]
 
 
 @functools.cache
 def one_update(config, mesh):
     """(metrics of an update of the actor, weights after it) on the mesh, given as pairs."""
-    settings = {"rows_per_microbatch": 8, "router_aux_coef": 0.1, "mesh": dict(mesh), "row_tokens": 48}
+    settings = {"rows_per_microbatch": 8, "router_aux_coef": 0.1, "mesh": dict(mesh), "row_tokens": 64}
     learner, stage = make_learner(Path(), config=config, **settings), log_stage(FineTuneStage, size=9)
     learner.start_stage(stage)
     (metrics,) = learner.finetune_updates(random_trajectories(9), stage, max_updates=1)
@@ -161,7 +162,6 @@ def test_an_unknown_axis_name_is_an_error():
 @pytest.mark.parametrize(
     ("mesh", "rows", "message"),
     [
-        ({"context": 2}, 2, "learner.mesh.context=2.*set it to 1"),
         ({"fsdp": 8, "data": 2}, 16, r"learner.mesh \(data=2, fsdp=8\) needs 16 devices and JAX sees 8"),
         ({"fsdp": 2}, 3, "learner.rows_per_microbatch=3 must be a multiple of mesh.data x mesh.fsdp x mesh.expert = 2"),
     ],

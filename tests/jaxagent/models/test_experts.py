@@ -54,6 +54,23 @@ def _obvious_mixture(x, ids, weights, experts):
     return jnp.einsum("END,NE->ND", all_END, chosen_NE)
 
 
+def test_experts_of_a_chunk_at_a_time_give_the_same_outputs_and_gradients():
+    config, token_ids = from_scratch(SMALL), np.arange(48, dtype=np.int32).reshape(2, 24)
+    positions, segments = np.tile(np.arange(24, dtype=np.int32), (2, 1)), np.ones((2, 24), np.int32)
+
+    def computed(compute: ComputeConfig):
+        graphdef, params = nnx.split(new_decoder(config, compute, seed=0), nnx.Param)
+
+        def loss(params):
+            hidden = nnx.merge(graphdef, params)(token_ids, positions, segments)
+            return jnp.square(hidden).sum(), hidden
+
+        return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+    in_chunks, at_once = computed(ComputeConfig(expert_chunk_tokens=10)), computed(ComputeConfig())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), in_chunks, at_once)
+
+
 @pytest.mark.parametrize("block_rows", [1, 8, 64])
 @pytest.mark.parametrize("kind", ["spread", "all to two experts", "some held elsewhere"])
 def test_a_mixture_and_its_gradients_are_those_of_the_obvious_loop(kind, block_rows):

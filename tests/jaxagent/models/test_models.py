@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -208,8 +209,13 @@ def test_packed_rows_give_the_hidden_states_of_each_sequence_alone(name, tmp_pat
         np.testing.assert_allclose(packed[row, start:end], alone, atol=1e-4 * np.abs(alone).max())
 
 
+IN_TILES = ComputeConfig(remat="keep_attention", attention="blockwise", block_q=16, block_kv=16)
+
+
 @pytest.mark.parametrize(
-    "compute", [ComputeConfig(remat=True), ComputeConfig(unroll_layers=3)], ids=["remat", "unroll"]
+    "compute",
+    [ComputeConfig(remat=True), ComputeConfig(unroll_layers=3), IN_TILES],
+    ids=["remat", "unroll", "keep attention"],
 )
 def test_remat_and_unrolling_change_no_gradient(compute):
     config = from_scratch(_small(num_layers=3))
@@ -239,6 +245,18 @@ def test_remat_keeps_one_hidden_state_a_layer():
         return loss.lower(params).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary_bytes(ComputeConfig(remat=True)) < 0.5 * temporary_bytes(ComputeConfig())
+
+
+def test_kept_attention_is_not_computed_again():
+    """Two nested loops in a forward pass over tiles, two in a backward pass, and one over layers in each."""
+    config = from_scratch(_small(num_layers=2))
+
+    def num_loops(remat) -> int:
+        graphdef, params = nnx.split(new_decoder(config, replace(IN_TILES, remat=remat), seed=0), nnx.Param)
+        loss = jax.jit(jax.grad(lambda params: nnx.merge(graphdef, params)(_token_ids(1, 64), *_alone(1, 64)).sum()))
+        return loss.lower(params).as_text().count("stablehlo.while")
+
+    assert num_loops("keep_attention") == num_loops(False) == num_loops(True) - 2
 
 
 def test_the_program_does_not_grow_with_depth():
