@@ -102,7 +102,7 @@ def test_config_errors_name_key_and_value(tmp_path: Path, capsys: pytest.Capture
 def test_the_shipped_config_is_valid():
     from jaxagent.synthesis.config import load_synthesis_config
 
-    config = load_synthesis_config(Path(__file__).parents[2] / "configs" / "synthesis_cpu.yaml")
+    config = load_synthesis_config(Path(__file__).parents[3] / "configs" / "synthesis_cpu.yaml")
     assert (config.filters.min_ms, config.filters.max_ms, config.num_tasks) == (1.3, 80.0, 200)
 
 
