@@ -19,6 +19,7 @@ import yaml
 from jaxagent.cli import build_parser, split_overrides
 from jaxagent.config.load import load_config, override
 from jaxagent.config.reference import render_reference
+from jaxagent.synthesis.config import load_synthesis_config
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -80,7 +81,10 @@ def check_jaxagent(arguments: list[str]) -> None:
     configs = [parsed.config] if getattr(parsed, "config", None) else list(getattr(parsed, "configs", []))
     for config in configs:
         for path in sorted(ROOT.glob(str(config))) or [ROOT / config]:
-            load_config(path, overrides)
+            if parsed.command == "synthesize":
+                load_synthesis_config(path)
+            else:
+                load_config(path, overrides)
     if not configs and overrides:
         override(load_config(ROOT / "configs/demo.yaml"), overrides, where="documentation")
 
@@ -111,7 +115,10 @@ def test_the_pages_have_commands_and_none_is_of_an_unknown_program():
     for page in PAGES:
         for language, content in blocks(page):
             first = content.lstrip().split("\n")[0].split(" ")[0]
-            looks_like_a_command = not language and re.fullmatch(r"[a-z]+", first) and len(content.splitlines()) < 3
+            is_picture = "─►" in content
+            looks_like_a_command = (
+                not language and not is_picture and re.fullmatch(r"[a-z]+", first) and len(content.splitlines()) < 3
+            )
             assert not looks_like_a_command or first in PROGRAMS, f"{page.name}: {content}"
 
 
