@@ -17,6 +17,8 @@ from sandbox.types import Candidate, Judgement, Task
 
 logger = logging.getLogger(__name__)
 
+VERSION = 1
+"""Raise it when the judge comes to another verdict of the same files: what older ones said is then not used."""
 _NO_MATTER = {"num_devices", "max_retries", "baseline_dir"}
 """Fields of JudgeConfig that change where and how often a candidate is judged, and never what is said of it."""
 
@@ -27,7 +29,7 @@ class Verdicts:
     def __init__(self, config: JudgeConfig, path: Path | None = None) -> None:
         """`path` None: nothing is kept beyond the process."""
         settings = config.model_dump(mode="json", exclude=_NO_MATTER)
-        self._about = [settings, machine_fingerprint()]
+        self._about = [VERSION, settings, machine_fingerprint()]
         self._path = path
         self._known: dict[str, dict[str, Any]] = {}
         self._torn = False
