@@ -75,7 +75,8 @@ def read_shape(fields: dict[str, Any]) -> DecoderConfig:
     """The way back from dataclasses.asdict through JSON."""
     ropes = {name: fields[name] and RopeConfig(**fields[name]) for name in ("rope", "sliding_rope")}
     tuples = {name: tuple(fields[name]) for name in ("sliding_layers", "eos_token_ids")}
-    return DecoderConfig(**fields | ropes | tuples)
+    typed: dict[str, Any] = fields | ropes | tuples
+    return DecoderConfig(**typed)
 
 
 if __name__ == "__main__":
