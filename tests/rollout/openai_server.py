@@ -90,7 +90,8 @@ class OpenAIServer:
 def serve(server: OpenAIServer):
     """Yields the base URL of `server`, listening on a free port of this machine."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(server.app, log_level="error", lifespan="off", ws="none")
+    # without a configuration of logging: making one closes the handlers there are, and absl's closes pytest's stderr
+    config = uvicorn.Config(server.app, log_config=None, log_level="error", lifespan="off", ws="none")
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
