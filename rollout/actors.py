@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 MAX_CONCURRENT_REQUESTS = 4096
 """Of one engine actor; vLLM queues what it cannot run at once."""
+_RESTART_S = 120.0
+"""A restarted actor may be silent for so much longer: it imports, and makes its policies."""
 
 
 class _EngineProcess:
@@ -242,14 +244,17 @@ async def watch_actors(handles: Sequence[Any], *, silence_s: float, on_silent: C
 
 
 async def _watch(handle: Any, silence_s: float, on_silent: Callable[[], None]) -> None:
+    starting_s = 0.0
     while True:
         try:
-            async with asyncio.timeout(silence_s):
+            async with asyncio.timeout(silence_s + starting_s):
                 await call(handle.process_ids)
+            starting_s = 0.0
         except TimeoutError:
             on_silent()
-            logger.warning("an actor gave no sign of life for %g s and is started again", silence_s)
+            logger.warning("an actor gave no sign of life for %g s and is started again", silence_s + starting_s)
             ray.kill(handle, no_restart=False)
+            starting_s = _RESTART_S
         except RolloutError:
-            pass  # it died, and is being restarted
+            starting_s = _RESTART_S  # it died, and is being restarted
         await asyncio.sleep(silence_s / 4)

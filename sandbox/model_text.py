@@ -35,10 +35,10 @@ _FOREIGN_MODULES = _words(
     "stdlib_re abc copyreg contextlib warnings traceback _sys _os _weakref weakref operator copy keyword np glob"
 )
 _MODULES_OF_TORCH = _words(
-    "accelerator amp ao autograd backends classes compiler cpp cpu cuda distributed distributions export fft func "
-    "functional functools futures fx hub jit library linalg masked math monitor mps mtia multiprocessing nested nn "
-    "ops optim overrides package profiler quantization quasirandom random return_types serialization signal sparse "
-    "special storage testing torch_version utils version windows xpu"
+    "accelerator amp ao autograd backends classes compiler contrib cpp cpu cuda distributed distributions export fft "
+    "func functional functools futures fx hub jit library linalg masked math monitor mps mtia multiprocessing nativert "
+    "nested nn numa onnx ops optim overrides package profiler quantization quasirandom random return_types "
+    "serialization signal sparse special storage testing torch_version utils version windows xpu"
 )
 _MODULES_OF_NN = _words(
     "activation adaptive attention batchnorm channelshuffle clip_grad collections comm common_types container conv "

@@ -205,6 +205,7 @@ def test_every_module_within_reach_of_torch_is_known_as_one():
     import types
 
     import torch
+    import torch.onnx  # torch loads it late
 
     for root, path in ((torch, "torch"), (torch.nn, "torch.nn"), (torch.nn.modules, "torch.nn.modules")):
         for name, value in vars(root).items():
