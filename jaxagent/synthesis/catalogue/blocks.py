@@ -48,20 +48,27 @@ def find_blocks() -> tuple[Block, ...]:
 
 def _in_file(path: Path, module: str) -> list[Block]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = []
+    modules = []
     for node in tree.body:
         if not isinstance(node, ast.ClassDef) or "nn.Module" not in [ast.unparse(base) for base in node.bases]:
             continue
         methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
         if "__init__" in methods and "forward" in methods:
-            found.append(_block(module, node.name, methods["__init__"].args, methods["forward"].args))
-    return found
+            modules.append((node.name, methods["__init__"].args, methods["forward"].args))
+    stated = {config for _, init, _ in modules if (config := _stated_config(init)) is not None}
+    # some classes of a file leave out what all others of it say
+    only = stated.pop() if len(stated) == 1 else None
+    return [_block(module, cls, init, forward, _stated_config(init) or only) for cls, init, forward in modules]
 
 
-def _block(module: str, cls: str, init: ast.arguments, forward: ast.arguments) -> Block:
-    given = init.args[1:]
+def _stated_config(init: ast.arguments) -> str | None:
+    """The annotation of the argument `config`."""
+    annotations = (argument.annotation for argument in init.args[1:] if argument.arg == "config")
+    return next((ast.unparse(annotation) for annotation in annotations if annotation is not None), None)
+
+
+def _block(module: str, cls: str, init: ast.arguments, forward: ast.arguments, config: str | None) -> Block:
     required = [argument.arg for argument in _required(init)]
-    config = next((ast.unparse(a.annotation) for a in given if a.arg == "config" and a.annotation is not None), None)
     needs = [argument.arg for argument in _required(forward)]
     why = None
     if required[:1] != ["config"] or any(name not in _MORE for name in required[1:]):

@@ -33,6 +33,8 @@ TRAIN, HELDOUT = synthetic_tasks(0)
 class Workdir:
     """Tools over a dict of files, whose `verification.py` compares the kernel with the right ones, character by character."""
 
+    exhausted = False
+
     def __init__(self, task: Task) -> None:
         self.program = parse_model(task.code)
         self.files: dict[str, str] = {}
