@@ -121,8 +121,8 @@ async def test_waiting_for_the_judge_does_not_count_as_the_agents_time(tmp_path:
 
 
 async def test_what_an_agent_leaves_running_cannot_change_the_judged_files(tmp_path: Path) -> None:
-    judge = RuleJudge(seconds=1.0)
-    later = bash("(sleep 0.7; echo '# bad' > model_new.py) > /dev/null 2>&1 &")
+    judge = RuleJudge(seconds=4.5)
+    later = bash("(sleep 4; echo '# bad' > model_new.py) > /dev/null 2>&1 &")
     trajectory = await rolled_out(policy_of(write("# good") + later, "Done."), tmp_path, AGENTIC, judge)
     assert trajectory.judgement.accepted and judge.calls[-1][0] == {"model_new.py": "# good\n"}
 
