@@ -37,7 +37,7 @@ async def train(config: RunConfig) -> Path:
     folder = create_run(config, fill=lambda part: copy_start(config, part))
     try:
         return await _run(folder, config, tasks)
-    except BaseException:
+    except BaseException:  # Ctrl-C and SIGTERM too; raised again
         if not has_begun(folder):
             shutil.rmtree(folder.root, ignore_errors=True)
         raise

@@ -72,7 +72,7 @@ class Budget:
             self._under_way += 1
             try:
                 return await rollout(ticket)
-            except BaseException:
+            except BaseException:  # cancellation too: it is no longer under way; raised again
                 self._end()
                 raise
 

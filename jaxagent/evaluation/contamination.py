@@ -1,7 +1,7 @@
 """Whether evaluated tasks were trained on: what a table of results has to say beside its figures.
 
-Two programs are the same task where class Model is the same after names of variables, docstrings and formatting are
-taken away; they have the same structure where they differ in numbers and texts as well (sizes, kernel widths).
+Two programs are the same task where class Model has the same normal form (jaxagent.synthesis.normal_form); they have the
+same structure where they differ in numbers as well (sizes, kernel widths).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxagent.synthesis.normal_form import normalised, tokens_of
 from sandbox.types import Task
 
 
@@ -62,35 +63,7 @@ def _form(code: str, *, numbers: bool) -> str | None:
     except (SyntaxError, ValueError):
         return None
     models = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Model"]
-    return ast.dump(_Plain(numbers=numbers).visit(models[-1])) if models else None
-
-
-class _Plain(ast.NodeTransformer):
-    """Numbers variables in the order in which they appear; takes docstrings, annotations and, if asked, constants away.
-
-    Attributes keep their names: they say which operator is meant.
-    """
-
-    def __init__(self, *, numbers: bool) -> None:
-        self._numbers = numbers
-        self._names: dict[str, str] = {}
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Name(id=self._renamed(node.id), ctx=node.ctx)
-
-    def visit_arg(self, node: ast.arg) -> ast.AST:
-        return ast.arg(arg=self._renamed(node.arg), annotation=None)
-
-    def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        return node if self._numbers else ast.Constant(value=None)
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.returns = None
-        return self.generic_visit(node)
-
-    def _renamed(self, name: str) -> str:
-        keep = name in ("self", "super", "torch", "nn", "F", "Model")
-        return name if keep else self._names.setdefault(name, f"v{len(self._names)}")
+    if not models:
+        return None
+    model = ast.unparse(models[-1])
+    return normalised(model) if numbers else " ".join(tokens_of(model))

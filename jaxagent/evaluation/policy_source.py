@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from jaxagent.config.load import ConfigError
 
@@ -16,35 +17,37 @@ FORMS = (
 
 
 @dataclass(frozen=True, slots=True)
-class RunSource:
+class FolderSource:
+    """What lies in a folder; `says` goes before its path where a person reads it."""
+
+    says: ClassVar[str]
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.says}{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSource(FolderSource):
     """The actor of a run's newest checkpoint."""
 
-    path: Path
-
-    def __str__(self) -> str:
-        return f"run {self.path}"
+    says: ClassVar[str] = "run "
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSource:
+class ModelSource(FolderSource):
     """A Hugging Face folder, served by our own engines."""
 
-    path: Path
-
-    def __str__(self) -> str:
-        return f"model {self.path}"
+    says: ClassVar[str] = "model "
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterSource:
+class AdapterSource(FolderSource):
     """LoRA adapters in PEFT's format, merged into their base model before it is served."""
 
-    path: Path
+    says: ClassVar[str] = "adapter "
     base: Path
     """Hugging Face folder."""
-
-    def __str__(self) -> str:
-        return f"adapter {self.path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +62,10 @@ class ServerSource:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelsSource:
+class KernelsSource(FolderSource):
     """Kernels in files: nothing is generated."""
 
-    path: Path
-
-    def __str__(self) -> str:
-        return f"kernels:{self.path}"
+    says: ClassVar[str] = "kernels:"
 
 
 PolicySource = RunSource | ModelSource | AdapterSource | ServerSource | KernelsSource

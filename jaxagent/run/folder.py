@@ -103,7 +103,7 @@ def create_run(config: RunConfig, *, fill: Callable[[RunFolder], None] = lambda 
         write_atomically(part.config, dump_config(config))
         _check_free(root, config.name)  # somebody else may have started a run of that name meanwhile
         part.root.rename(root)
-    except BaseException:
+    except BaseException:  # cancellation too: no half a folder; raised again
         shutil.rmtree(part.root, ignore_errors=True)
         raise
     return RunFolder(root)

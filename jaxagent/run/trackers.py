@@ -55,7 +55,7 @@ class Trackers:
         for tracker in self._trackers:
             try:
                 tracker.close()
-            except Exception as error:
+            except Exception as error:  # as in write
                 logger.warning("%s was not closed in order: %s", tracker.name, error)
 
 
@@ -76,7 +76,7 @@ def start_trackers(config: RunConfig, folder: RunFolder) -> Trackers:
         if wanted:
             try:
                 started.append(make(config, folder))
-            except Exception as error:
+            except Exception as error:  # as in Trackers.write
                 logger.warning("%s could not be started and gets no metrics of this run: %s", make.name, error)
     return Trackers(started)
 

@@ -120,6 +120,7 @@ def test_a_point_of_the_scatter_opens_its_trajectory(browser: Browser, page: Pat
         "document.querySelectorAll('#heldout-charts .plot')[2].emit('plotly_click', {points: [{customdata: 'evaluation_agentic-1'}]})"
     )
     browser.wait_for("document.querySelector('.detail h3')?.textContent === 'evaluation_agentic-1'")
+    assert browser.problems == []
 
 
 LOAD_LIMIT_S = 2.0
