@@ -1,7 +1,7 @@
 """Whether evaluated tasks were trained on: what a table of results has to say beside its figures.
 
-Two programs are the same task where class Model has the same normal form (jaxagent.synthesis.normal_form); they have the
-same structure where they differ in numbers as well (sizes, kernel widths).
+Two programs are the same task where class Model has the same normal form (jaxagent.synthesis.normal_form); they have
+the same structure where they differ in numbers as well (sizes, kernel widths).
 """
 
 from __future__ import annotations
