@@ -14,7 +14,9 @@ from jaxagent.models.config import DecoderConfig, UnsupportedModelError
 from jaxagent.models.families import from_hf, from_scratch
 from jaxagent.models.stored import ATTENTION_MATRICES
 from jaxagent.run.trackers import check_tracking
-from jaxagent.synthesis.sources import resolve_tasks
+from jaxagent.synthesis.demo import GPU_SPACE
+from jaxagent.synthesis.frames import DIALECTS
+from jaxagent.synthesis.sources import is_synthetic, resolve_tasks
 from rollout.config import DialogueConfig
 from sandbox.skill import load_skill
 from sandbox.types import Task
@@ -115,12 +117,22 @@ def _check_length(key: str, dialogue: DialogueConfig, name: str, limit: int) -> 
 
 
 def _check_synthetic(config: RunConfig) -> None:
-    """Lessons and the scripted expert know the generated tasks only."""
+    """Lessons and the scripted expert know the generated tasks only, each in the language that they are for."""
+    source, skill = config.tasks.train, config.tasks.skill
     for stage in config.stages:
         needs_them = isinstance(stage, LessonStage) or (isinstance(stage, SampleStage) and stage.policy == "expert")
-        if needs_them and not config.tasks.train.startswith("synthetic:"):
+        if needs_them and not is_synthetic(source):
             raise ConfigError(
                 f"stages.{stage.name}: the scripted expert and its lessons cover synthetic tasks, and "
-                f"tasks.train={config.tasks.train}; use synthetic:train, or leave this stage out and start from a "
+                f"tasks.train={source}; use synthetic:train, or leave this stage out and start from a "
                 "pretrained model"
             )
+        if needs_them and (skill not in DIALECTS or (source.startswith(GPU_SPACE.name) and skill != "cuda")):
+            raise ConfigError(
+                f"stages.{stage.name}: the scripted expert writes C++ (tasks.skill: cpp) for synthetic:train and CUDA "
+                f"(cuda) for {GPU_SPACE.name}:train; here tasks.skill={skill} and tasks.train={source}"
+            )
+    experts = [stage for stage in config.stages if isinstance(stage, SampleStage) and stage.policy == "expert"]
+    if len({stage.dialogue.parser for stage in experts}) > 1:
+        names = ", ".join(f"stages.{stage.name}.dialogue.parser={stage.dialogue.parser}" for stage in experts)
+        raise ConfigError(f"{names}: the scripted expert writes tool calls in one way; give these stages one parser")

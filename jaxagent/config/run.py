@@ -18,7 +18,8 @@ class TaskConfig(Config):
     """Which problems are trained and evaluated on."""
 
     train: str
-    """A file, a folder, a parquet in the Ops-6K schema, or `synthetic:SEED` for the demo's generated tasks."""
+    """A file, a folder, a parquet in the Ops-6K schema, or generated tasks: `synthetic:train` for a CPU,
+    `synthetic_cuda:train` for a GPU, with `:SEED` behind it for another set. Several are joined by ` + `."""
     heldout: str
     skill: str = "cpp"
     limit: int | None = Field(default=None, gt=0)

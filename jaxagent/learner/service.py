@@ -156,7 +156,7 @@ def prepare_model(config: RunConfig, folder: RunFolder) -> Path:
     """The Hugging Face folder that the run starts from; a scratch model is made once, with its tokenizer."""
     if isinstance(config.model, PretrainedModelConfig) or folder.initial_model.exists():
         return starting_model(config, folder)
-    texts = expert_texts(resolve_tasks(config.tasks.train))
+    texts = expert_texts(resolve_tasks(config.tasks.train), skill=config.tasks.skill)
     tokenizer = train_tokenizer(texts, vocab_size=config.model.vocab_size, max_context=config.learner.row_tokens)
     end, padding = (tokenizer.convert_tokens_to_ids(token) for token in (END_OF_MESSAGE, PADDING))
     assert isinstance(end, int) and isinstance(padding, int)

@@ -109,10 +109,8 @@ class Cluster(RolloutCluster):
         """Engines (in the background) and rollout actors; and the baseline times of all tasks."""
         self.start_engines(model_dir)
         actor = self.engine_policies(model_dir)
-        await self.start_rollout_actors(
-            lambda number: {"actor": actor(number), "expert": functools.partial(expert_policy, model_dir)},
-            self._dialogues(),
-        )
+        expert = functools.partial(expert_policy, self._config, model_dir)
+        await self.start_rollout_actors(lambda number: {"actor": actor(number), "expert": expert}, self._dialogues())
         started = time.monotonic()
         with self._progress.counting("baselines", len(tasks)) as advance:
             await self.judge.prepare(list(tasks), lambda *_: advance())
@@ -143,5 +141,8 @@ class Cluster(RolloutCluster):
         return [stage.dialogue for stage in stages] + [self._config.evaluation.dialogue]
 
 
-def expert_policy(tokenizer_dir: Path) -> Policy:
-    return ExpertPolicy(ChatFormat.from_folder(tokenizer_dir))
+def expert_policy(config: RunConfig, tokenizer_dir: Path) -> Policy:
+    """The scripted expert in the skill's language and in the syntax of the stages that it plays in."""
+    played = [stage for stage in config.stages if isinstance(stage, SampleStage) and stage.policy == "expert"]
+    parser = played[0].dialogue.parser if played else "qwen3_coder"
+    return ExpertPolicy(ChatFormat.from_folder(tokenizer_dir), parser=parser, skill=config.tasks.skill)
