@@ -24,8 +24,8 @@ from jaxagent.config.run import RunConfig
 from jaxagent.run.progress import Progress
 from rollout.actors import EngineActor, call, engine_policy, start_rollout_actors, watch_actors
 from rollout.config import DialogueConfig
+from rollout.packages import WeightsPackage
 from rollout.types import EngineError, Policy, RolloutError, Trajectory
-from rollout.weights import WeightsPackage
 from sandbox.actors import RemoteJudge, start_judge
 from sandbox.quiet_registry import new_registry, remove_abandoned, remove_registry
 

@@ -33,8 +33,9 @@ from jaxagent.synthesis.expert import expert_texts
 from jaxagent.synthesis.lessons import lesson_sequences, lesson_tasks
 from jaxagent.synthesis.sources import resolve_tasks
 from rollout.chat import ChatFormat
+from rollout.packages import WeightsPackage
 from rollout.types import Trajectory
-from rollout.weights import WeightsPackage, WeightsWriter
+from rollout.weights import WeightsWriter
 from sandbox.quiet import QuietLease
 from sandbox.skill import load_skill
 
