@@ -22,7 +22,6 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 
 from rollout.packages import PackedPart, WeightsError
 
-KIND = "broadcast"
 _JOIN = "join"
 _POLL_S = 0.0005
 

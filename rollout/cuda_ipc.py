@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-from rollout.packages import WeightsError
+from rollout.packages import CUDA_IPC, WeightsError
 
-KIND = "cuda_ipc"
 _FIELDS = ("storage_handle", "storage_size_bytes", "storage_offset_bytes", "ref_counter_handle", "ref_counter_offset",
            "event_handle", "event_sync_required")  # fmt: skip
 _POSITIONS = (7, 8, 9, 11, 12, 13, 14)  # of these fields among rebuild_cuda_tensor's arguments
@@ -23,7 +22,7 @@ def export_buffer(buffer: torch.Tensor) -> dict[str, Any]:
     arguments: Any = reduce_tensor(buffer)[1]
     values = {name: arguments[position] for name, position in zip(_FIELDS, _POSITIONS, strict=True)}
     plain = {name: value.hex() if isinstance(value, bytes) else value for name, value in values.items()}
-    return {"kind": KIND, "gpu": gpu_id(buffer.device), "offset": arguments[3], "num_bytes": buffer.numel()} | plain
+    return {"kind": CUDA_IPC, "gpu": gpu_id(buffer.device), "offset": arguments[3], "num_bytes": buffer.numel()} | plain
 
 
 def open_buffer(source: dict[str, Any], device: torch.device) -> torch.Tensor:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import uuid
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 REJECTED = "weights rejected before loading"
 """Begins the message of every refusal by a worker after which the old weights are whole and the engine may go on."""
+CUDA_IPC, BROADCAST = "cuda_ipc", "broadcast"
+"""Kinds of a packed package's source."""
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
 """The dtypes that weights are packed in."""
 
@@ -133,6 +136,18 @@ class PackedPackage:
 
 
 Package = WeightsPackage | PackedPackage
+
+
+def needs_sending(package: Package) -> TypeGuard[PackedPackage]:
+    """Whether the learner has to send (PackedWriter.send) while an engine publishes the package."""
+    return isinstance(package, PackedPackage) and package.source["kind"] == BROADCAST
+
+
+def addressed_to(package: PackedPackage, *, engine: int, start: int, size: int = 2) -> PackedPackage:
+    """The package for one exchange with one engine: its number, and how often it was started; `size`: of the group."""
+    group = f"engine{engine}-{start}"
+    join = package.source["address"] | {"name": group, "size": size}
+    return replace(package, source=package.source | {"group": group, "exchange": uuid.uuid4().hex, "join": join})
 
 
 def read_layout(paths: Iterable[str | Path]) -> dict[str, tuple[int, ...]]:

@@ -26,6 +26,7 @@ def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[list[P
     placed: list[PackedTensor] = []
     end = 0
     for name, dtype, shape in tensors:
+        torch_dtype(dtype)  # before anything is laid out that could not be packed
         placed.append(PackedTensor(name=name, dtype=dtype, shape=shape, offset=_round_up(end, _TENSOR_BYTES)))
         end = placed[-1].offset + placed[-1].num_bytes
     return placed, _round_up(end, BLOCK_BYTES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from rollout import broadcast, cuda_ipc
-from rollout.packages import PackedPackage, PackedPart, PackedTensor, Probe, WeightsError
+from rollout.packages import BROADCAST, PackedPackage, PackedPart, PackedTensor, Probe, WeightsError
 from rollout.packed import checksum, lay_out, views
 
 Named = Iterable[tuple[str, torch.Tensor]]
@@ -114,7 +113,7 @@ class PackedWriter:
         if self._store is None:
             return cuda_ipc.export_buffer(data)
         address = {"host": self._host, "port": self._store.port, "timeout_s": self._timeout_s}
-        return {"kind": broadcast.KIND, "address": address}
+        return {"kind": BROADCAST, "address": address}
 
     def _described(self, named: Named) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         for name, tensor in named:
@@ -128,19 +127,6 @@ class PackedWriter:
                 self._groups.pop(old).close()  # of the engine's last start, which is over
             self._groups[name] = broadcast.WeightsGroup(rank=0, device=self._device, **join)
         return self._groups[name]
-
-
-def needs_sending(package: Any) -> bool:
-    """Whether somebody has to call `send` while an engine publishes the package."""
-    return isinstance(package, PackedPackage) and package.source["kind"] == broadcast.KIND
-
-
-def addressed_to(package: PackedPackage, *, engine: int, start: int, size: int = 2) -> PackedPackage:
-    """The package for one exchange with one engine: its number, and how often it was started; `size`: of the group."""
-    group = f"engine{engine}-{start}"
-    join = package.source["address"] | {"name": group, "size": size}
-    source = package.source | {"group": group, "exchange": uuid.uuid4().hex, "join": join}
-    return dataclasses.replace(package, source=source)
 
 
 def _fill(buffer: torch.Tensor, layout: list[PackedTensor], named: Named) -> None:

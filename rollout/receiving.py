@@ -16,7 +16,7 @@ import safetensors
 import torch
 
 from rollout import broadcast, cuda_ipc
-from rollout.packages import REJECTED, PackedPart, WeightsError
+from rollout.packages import CUDA_IPC, REJECTED, PackedPart, WeightsError
 from rollout.packed import checksum, views
 
 _OPEN_BUFFERS = 4
@@ -64,7 +64,7 @@ class Receiver:
         began = time.perf_counter()
         parts = [PackedPart.of(plain) for plain in announced.parts]
         wanted = 1 if only_changed else len(parts)
-        if announced.source["kind"] == cuda_ipc.KIND:
+        if announced.source["kind"] == CUDA_IPC:
             buffer = self._open(announced.source)
         else:
             buffer = self._broadcast(announced.source, parts, wanted)

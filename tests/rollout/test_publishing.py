@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
@@ -16,8 +15,8 @@ from small_models import CONFIG, LARGEST_GAP, SHAPE, generate_all, largest_gap, 
 from transformers import PreTrainedModel, Qwen2Config
 
 from rollout.engine import VllmEngine
-from rollout.packages import PackedPackage, Probe, WeightsError
-from rollout.packed_writer import PackedWriter, addressed_to
+from rollout.packages import PackedPackage, Probe, WeightsError, addressed_to
+from rollout.packed_writer import PackedWriter
 from rollout.types import EngineError, SamplingParams
 from rollout.weights import WeightsWriter
 
@@ -174,26 +173,3 @@ async def test_an_engine_whose_learner_does_not_come_is_ended_and_joins_a_fresh_
         assert not psutil.pid_exists(process)
     finally:
         await again.close()
-
-
-def test_the_checksum_sees_a_bit_and_an_exchange_and_is_the_same_in_any_order() -> None:
-    from rollout.packed import BLOCK_BYTES, checksum
-
-    rng = np.random.default_rng(0)
-    data = torch.from_numpy(rng.integers(0, 256, 64 * BLOCK_BYTES, np.uint8))
-    sums = {checksum(data)}
-    for bit in (0, 7, 8 * 5000 + 3, 8 * (data.numel() - 1)):
-        changed = data.clone()
-        changed[bit // 8] ^= 1 << (bit % 8)
-        sums.add(checksum(changed))
-    words = data.view(torch.int64)
-    for one, other in ((0, 1), (0, BLOCK_BYTES // 8), (5, 20_000)):
-        exchanged = words.clone()
-        exchanged[[one, other]] = exchanged[[other, one]]
-        sums.add(checksum(exchanged.view(torch.uint8)))
-    assert len(sums) == 8
-    value = [0, 0]
-    for index, word in enumerate(words.tolist()):
-        for axis, place in enumerate(divmod(index, BLOCK_BYTES // 8)):
-            value[axis] += word * (((place + 1) * (0x9E3779B97F4A7C15 - 2**64)) | 1)
-    assert checksum(data) == "".join(f"{number % 2**64:016x}" for number in value)
