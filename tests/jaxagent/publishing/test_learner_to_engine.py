@@ -25,17 +25,17 @@ from rollout.engine import VllmEngine
 from rollout.packages import addressed_to, needs_sending
 from rollout.types import Completion, EngineError, SamplingParams
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.vllm
 
 NUM_GPUS = torch.cuda.device_count()
 CPU_ENGINE = {"max_model_len": 256, "max_num_seqs": 16, "kv_cache_gib": 0.125, "cpu_threads": 1}
 GPU_ENGINE = {"max_model_len": 256, "max_num_seqs": 16, "dtype": "bfloat16", "gpu_memory_utilization": 0.05}
 LORA = ["--learner.lora.rank=4", "--learner.lora.targets=[q_proj, o_proj, up_proj]"]
 WAYS = [
-    pytest.param("shared_memory", "cpu", id="files between CPUs"),
-    pytest.param("nccl", "cpu", id="gloo between CPUs", marks=pytest.mark.slow),
-    pytest.param("ipc", "cuda", id="IPC on one GPU", marks=pytest.mark.gpu),
-    pytest.param("nccl", "cuda", id="NCCL between two GPUs", marks=pytest.mark.gpu),
+    pytest.param(("shared_memory", "cpu"), id="files between CPUs"),
+    pytest.param(("nccl", "cpu"), id="gloo between CPUs", marks=pytest.mark.slow),
+    pytest.param(("ipc", "cuda"), id="IPC on one GPU", marks=pytest.mark.gpu),
+    pytest.param(("nccl", "cuda"), id="NCCL between two GPUs", marks=pytest.mark.gpu),
 ]
 GPU_ENVIRONMENT = {"JAX_PLATFORMS": None, "XLA_FLAGS": None, "JAX_NUMPY_RANK_PROMOTION": None}
 
