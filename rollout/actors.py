@@ -21,11 +21,11 @@ import ray.exceptions
 from rollout.chat import ChatFormat
 from rollout.config import DialogueConfig, EngineConfig
 from rollout.engine import VllmEngine
+from rollout.packages import WeightsPackage
 from rollout.policy import TokenPolicy
 from rollout.router import EngineRouter
 from rollout.scripted_engine import ScriptedEngine
 from rollout.types import Completion, EngineError, Policy, RolloutError, SamplingParams, Trajectory
-from rollout.weights import WeightsPackage
 from rollout.worker import RolloutWorker
 from sandbox.backends import warm_up
 from sandbox.config import SandboxConfig

@@ -67,7 +67,13 @@ class EngineConfig(Config):
     gpu_memory_utilization: float = Field(default=0.4, gt=0, le=1)
     cpu_threads: int = Field(default=2, gt=0)
     weight_transfer: Literal["shared_memory", "ipc", "nccl"] = "shared_memory"
+    """How weights come from the learner. shared_memory: files, on one host. ipc: the learner's own GPU memory, where
+    both share a GPU. nccl: a broadcast between devices, also of other hosts (gloo between CPUs)."""
     publish_timeout_s: float = Field(default=60.0, gt=0)
+    probe_tokens: int = Field(default=24, ge=0)
+    """After each publish the engine's logprobs of so many fixed tokens are compared with the learner's; 0: not done."""
+    probe_gap: float = Field(default=0.2, gt=0)
+    """Largest mean distance of those logprobs; beyond it the engine is ended and started again."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     request_timeout_s: float = Field(default=1800.0, gt=0)
     """Wall time of one generate call, waiting and pauses included; only a hung engine should reach it."""

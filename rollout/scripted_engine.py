@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from rollout.chat import ChatFormat
+from rollout.packages import WeightsPackage
 from rollout.parsers import make_parser
 from rollout.scripted_load import TurnLoad
 from rollout.types import Completion, EngineError, SamplingParams
-from rollout.weights import WeightsPackage
 
 _KERNEL = """\
 // {session}, attempt {turn}

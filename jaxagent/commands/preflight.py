@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 
+from jaxagent.config.gpus import plan_gpus
 from jaxagent.config.load import ConfigError
 from jaxagent.config.model import ScratchModelConfig
 from jaxagent.config.run import RunConfig
 from jaxagent.config.stages import LessonStage, PPOStage, SampleStage
-from jaxagent.mesh.devices import check_mesh
+from jaxagent.mesh.devices import check_mesh, num_devices, shown
 from jaxagent.models.config import DecoderConfig, UnsupportedModelError
 from jaxagent.models.families import from_hf, from_scratch
 from jaxagent.models.stored import ATTENTION_MATRICES
@@ -36,6 +37,7 @@ def check_inputs(config: RunConfig) -> tuple[list[Task], list[Task]]:
         )
     check_mesh(config.learner.mesh, rows_per_microbatch=config.learner.rows_per_microbatch)
     _check_device(config)
+    _check_gpus(config)
     _check_lengths(config)
     train, heldout = (
         resolve_tasks(source)[: config.tasks.limit] for source in (config.tasks.train, config.tasks.heldout)
@@ -95,6 +97,26 @@ def _check_device(config: RunConfig) -> None:
     if wanted == "cpu" and config.judge.num_devices == 1 and needed > there:
         raise ConfigError(
             f"judge.cores_per_device={config.judge.cores_per_device}: this machine has {there} cores; lower it to that"
+        )
+
+
+def _check_gpus(config: RunConfig) -> None:
+    """The shares of GPUs fit together, and the learner's its mesh; whether the GPUs are there, Ray says later."""
+    gpus, needed = config.gpus, num_devices(config.learner.mesh)
+    try:
+        plan_gpus(
+            gpus,
+            with_learner=True,
+            num_engines=config.engine.num_engines,
+            num_profilers=config.judge.num_devices if config.judge.device == "cuda" else 0,
+            weight_transfer=config.engine.weight_transfer,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if gpus.learner and needed != max(1, gpus.learner):
+        raise ConfigError(
+            f"gpus.learner={gpus.learner:g}: learner.mesh ({shown(config.learner.mesh)}) needs {needed} device(s); set "
+            f"gpus.learner to {needed}, or change an axis of the mesh"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from jaxagent.config.gpus import GpuConfig
 from jaxagent.config.learner import LearnerConfig
 from jaxagent.config.model import ModelConfig
 from jaxagent.config.stages import Stage
@@ -104,6 +105,7 @@ class RunConfig(Config):
     stages: list[Stage] = Field(min_length=1)
     learner: LearnerConfig = LearnerConfig()
     engine: EngineConfig = EngineConfig()
+    gpus: GpuConfig = GpuConfig()
     rollout: RolloutConfig = RolloutConfig()
     sandbox: SandboxConfig = SandboxConfig()
     compile: CompileConfig = CompileConfig()
