@@ -22,7 +22,7 @@ from rollout.tools.schema import ToolSchema
 from sandbox.types import Task
 
 _HERE = Path(__file__).parent
-BUILT_IN = ("compact", "full")
+BUILT_IN = ("compact", "cuda_brief", "full")
 
 
 class SkillText(Protocol):
