@@ -25,11 +25,17 @@ class DialogueConfig(Config):
     """Of all commands in the sandbox together; one command has sandbox.command_timeout_s."""
     temperature: float = Field(default=1.0, ge=0)
     prompt: str = "compact"
-    """`compact`: a few lines, for small models. `full`: the skill's SKILL.md. Or a path to a jinja2 template."""
+    """`compact`: a few lines, for models trained on the tasks. `cuda_brief`: what has to be known of the skill cuda, in
+    300 tokens. `full`: the skill's SKILL.md. Or a path to a jinja2 template."""
     parser: Literal["qwen3_coder", "hermes", "llama", "react"] = "qwen3_coder"
     """How tool calls are written in the policy's text."""
     max_observation_chars: int | None = Field(default=None, gt=0)
     """One tool result is cut in its middle to this length. None: max_context_tokens / 4, at most 30,000."""
+
+    @property
+    def has_all_tools(self) -> bool:
+        """Whether an agent gets every tool; with a short prompt it gets bash, read, write and edit."""
+        return self.prompt not in ("compact", "cuda_brief")
 
     @property
     def observation_chars(self) -> int:
