@@ -219,6 +219,7 @@ def _add_run(commands: Any) -> None:
     pack.add_argument(
         "--after", metavar="STAGE", help="as it was at the end of this stage (default: newest checkpoint)"
     )
+    pack.add_argument("--max-mib", type=float, default=64.0, metavar="MIB", help="of all its files together (64)")
     pack.set_defaults(run=run_pack)
     unpack = actions.add_parser("unpack", help="the run folder of a pack, for `jaxagent train --resume`")
     unpack.add_argument("pack", type=Path, metavar="DIR")
@@ -318,7 +319,7 @@ def run_pack(arguments: argparse.Namespace) -> int:
     _only_read_checkpoints()
     from jaxagent.commands.pack import pack_run
 
-    packed = pack_run(arguments.run_dir, arguments.out, after=arguments.after)
+    packed = pack_run(arguments.run_dir, arguments.out, after=arguments.after, max_mib=arguments.max_mib)
     at = f"stage {packed.stage} after {packed.updates} updates" if packed.stage else "no checkpoint yet"
     log = "the whole log" if packed.whole else "of the log what later updates read"
     print(f"{at}, {log}, {packed.size_bytes / 2**20:.1f} MiB", file=sys.stderr)

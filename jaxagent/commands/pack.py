@@ -2,8 +2,9 @@
 
     OUT/checkpoint/    the portable checkpoint (jaxagent.learner.portable)        at most 4 files of 16 MiB
     OUT/run-N.tar.xz   config, curves, log, verdicts, baseline times, cut in parts  at most 3 files of 16 MiB
-    OUT/pack.json      checksums of the parts, and what was left out
+    OUT/pack.json      checksums of the parts, and whether the whole log is in them
 
+All of it together stays below a limit, 64 MiB where none is given.
 The run that is unpacked goes on with `jaxagent train --resume`. Where the whole log is too large, trajectories that no
 later update reads stay behind; every manifest and every figure comes along.
 """
@@ -34,9 +35,12 @@ from rollout.store import TrajectoryStore
 
 FORMAT = 1
 MAX_PARTS, MAX_PART_BYTES = 3, 16 << 20
+MAX_MIB = 64.0
 _COMPRESSION = 2
 """Of xz: about 15 MB/s, and a log to a fifth."""
 _BASELINES = "baselines"
+_ABOUT_BYTES = 4096
+"""Room for pack.json."""
 
 
 class PackError(RuntimeError):
@@ -56,30 +60,33 @@ class Packed:
     size_bytes: int
 
 
-def pack_run(run_dir: Path, out: Path, *, after: str | None = None) -> Packed:
+def pack_run(run_dir: Path, out: Path, *, after: str | None = None, max_mib: float = MAX_MIB) -> Packed:
     """Writes the run at its newest checkpoint, or as it was at the end of stage `after`, to the new folder `out`.
 
-    May run beside the run itself. Raises ConfigError (no run, no such stage), CheckpointError where the learner's state
-    is too large (set learner.lora), PackError where the rest is, FileExistsError where `out` holds files.
+    `max_mib` is the limit of all its files together. May run beside the run itself. Raises ConfigError (no run, no such
+    stage), CheckpointError where the learner's state is too large (set learner.lora), PackError where the rest is,
+    FileExistsError where `out` holds files.
     """
     folder, config = open_run(run_dir)
     with new_folder(out) as target:
         at = _pack_checkpoint(folder, after, target / "checkpoint")
         driver = at["driver"] if at else None
+        room = int(max_mib * 2**20) - _size(target) - _ABOUT_BYTES
         keeps = [(True, lambda _: True), (False, _needed(folder, config, driver))]
         for whole, keep in keeps:
             digests = _pack_files(folder, config, target, keep=keep, whole=whole)
-            if len(digests) <= MAX_PARTS:
+            if len(digests) <= MAX_PARTS and sum((target / name).stat().st_size for name in digests) <= room:
                 break
             for name in digests:
                 (target / name).unlink()
         else:
             raise PackError(
-                f"{folder.root}: what the run still needs takes more than {MAX_PARTS} files of {MAX_PART_BYTES:,} "
-                "bytes; pack it at the end of a stage (--after STAGE), or copy the whole folder"
+                f"{folder.root}: what the run still needs, beside its checkpoint, takes more than {max(room, 0):,} "
+                f"bytes or {MAX_PARTS} files of {MAX_PART_BYTES:,}; raise --max-mib {max_mib:g}, pack it at the end of "
+                "a stage (--after STAGE), or copy the whole folder"
             )
         write_json(target / "pack.json", {"format": FORMAT, "name": config.name, "whole": whole, "sha256": digests})
-        size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+        size = _size(target)
     stage, updates = (driver["name"], driver["updates"]) if driver else (None, 0)
     return Packed(out, stage, updates, whole, size)
 
@@ -208,6 +215,10 @@ def _spread_baselines(source: Path, config: RunConfig) -> None:
         if not (folder / path.name).exists():
             shutil.copy(path, folder)
     shutil.rmtree(source)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _baseline_folder(config: RunConfig) -> Path:

@@ -42,6 +42,8 @@ async def train(config: RunConfig, *, stop_after_s: float | None = None) -> Path
     folder = create_run(config, fill=lambda part: copy_start(config, part))
     try:
         return await _run(folder, config, tasks, limit)
+    except TimeUpError:  # what took the time, baselines say, is kept, and the run can be resumed
+        raise
     except BaseException:  # Ctrl-C and SIGTERM too; raised again
         if not has_begun(folder):
             shutil.rmtree(folder.root, ignore_errors=True)
@@ -90,7 +92,7 @@ async def _run(folder: RunFolder, config: RunConfig, tasks: tuple[list[Task], li
                     results = await _walk(run)
             except TimeUpError as error:
                 await run.save_unsaved()
-                raise TimeUpError(f"{error}; {_how_to_go_on(folder)}") from None
+                raise TimeUpError(f"{error}; continue with: jaxagent train --resume {folder.root}") from None
             finally:
                 metrics.close()
                 clock.save()
