@@ -82,13 +82,11 @@ class RolloutCluster:
         self._own_ray = connect_ray()
         remove_abandoned()
         self._registry = new_registry(self._config.name)
-        self._placement = await place(
-            self._config,
-            with_learner=self._has_learner,
-            with_judge=self._given_judge is None,
-            own_ray=self._own_ray,
-            say=self._progress.say,
-        )
+        try:
+            self._placement = await self._place()
+        except BaseException:
+            self._leave_ray()
+            raise
         self.judge = self._given_judge or start_judge(
             self._config.judge,
             self._config.compile,
@@ -108,6 +106,18 @@ class RolloutCluster:
             if isinstance(problem, Exception):
                 logger.warning("while closing: %s: %s", type(problem).__name__, problem)
         self._placement.release()
+        self._leave_ray()
+
+    async def _place(self) -> Placement:
+        return await place(
+            self._config,
+            with_learner=self._has_learner,
+            with_judge=self._given_judge is None,
+            own_ray=self._own_ray,
+            say=self._progress.say,
+        )
+
+    def _leave_ray(self) -> None:
         if self._own_ray:
             ray.shutdown()
         remove_registry(self._registry)
