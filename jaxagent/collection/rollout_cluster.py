@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import ray
 
 from jaxagent.collection.placement import Placement, place
+from jaxagent.collection.ray_connection import connect_ray
 from jaxagent.collection.tickets import Ticket
 from jaxagent.collection.usage import UsageMeter
 from jaxagent.config.run import RunConfig
@@ -31,9 +30,6 @@ from sandbox.actors import RemoteJudge, start_judge
 from sandbox.quiet_registry import new_registry, remove_abandoned, remove_registry
 
 logger = logging.getLogger(__name__)
-
-OBJECT_STORE_BYTES = 512 << 20
-"""Of a Ray that this run starts for itself: a batch of trajectories is a few MiB."""
 
 
 Policies = Callable[[int], Mapping[str, Callable[[], Policy]]]
@@ -277,34 +273,3 @@ class RolloutCluster:
         """The actor's processes stand still while a kernel is timed on their machine, where the config asks for it."""
         if self._config.judge.quiet:
             await call(handle.join_quiet, self._registry)
-
-
-@contextmanager
-def ray_for_this_process() -> Iterator[None]:
-    """Ray as connect_ray finds or starts it; ended again where it was started here."""
-    own = connect_ray()
-    try:
-        yield
-    finally:
-        if own:
-            ray.shutdown()
-
-
-def connect_ray() -> bool:
-    """Joins the cluster that RAY_ADDRESS names (a Ray job sets it), else starts Ray for this run alone.
-
-    Returns whether this process started it, and so has to end it.
-    """
-    if ray.is_initialized():
-        return False
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False)
-        return False
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=OBJECT_STORE_BYTES,
-    )
-    return True
