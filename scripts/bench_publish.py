@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +31,14 @@ LORA = ["--learner.lora.rank=16"]
 SHOWN = ("pause_s", "quiesce_s", "transfer_s", "receive_s", "check_s", "load_s", "finish_s", "probe_s", "probe_gap")
 
 
-@contextlib.contextmanager
-def learner_of(arguments: argparse.Namespace, config: EngineConfig, *, lora: bool) -> Iterator[LearnerSide]:
+def learner_of(arguments: argparse.Namespace, config: EngineConfig, folder: Path, *, lora: bool) -> LearnerSide:
     environment: dict[str, str | None] = {"JAX_PLATFORMS": "cpu" if arguments.cpu else None}
     overrides = [f"--engine.{name}={value}" for name, value in config.model_dump(exclude_defaults=True).items()]
     if not arguments.cpu:
         environment["CUDA_VISIBLE_DEVICES"] = "1" if arguments.transfer == "nccl" else "0"
-        overrides += ["--gpus.learner=0.5", "--gpus.engine=0.5", "--gpus.learner_memory=0.5"]
-    with tempfile.TemporaryDirectory() as folder:
-        side = LearnerSide(
-            arguments.model.resolve(),
-            Path(folder) / "run",
-            overrides=overrides + (LORA if lora else []),
-            environment=environment,
-        )
-        try:
-            yield side
-        finally:
-            side.close()
+        overrides += ["--gpus.learner=0.5", "--gpus.engine=0.5", "--gpus.learner_memory=0.3"]
+    overrides += LORA if lora else []
+    return LearnerSide(arguments.model.resolve(), folder, overrides=overrides, environment=environment)
 
 
 async def publish(engine: VllmEngine, learner: LearnerSide, which: int, version: int, start: int) -> dict[str, Any]:
@@ -78,8 +66,10 @@ async def keep_sampling(engine: VllmEngine, stop: asyncio.Event, *, concurrent: 
     return ended
 
 
-async def measure(engine: VllmEngine, learner: LearnerSide, arguments: argparse.Namespace, first: int, start: int):
-    """Reports of the publishes that count, each amid sampling."""
+async def measure(
+    engine: VllmEngine, learner: LearnerSide, arguments: argparse.Namespace, first: int, start: int
+) -> list[dict[str, Any]]:
+    """Reports of the publishes that count, each amid sampling; `start` as of addressed_to."""
     stop, reports = asyncio.Event(), []
     for k in range(WARM_UP):
         await publish(engine, learner, k % 2, first + k, start)
@@ -122,21 +112,24 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         settings |= {"max_num_seqs": 512, "enforce_eager": arguments.eager, "gpu_memory_utilization": 0.35}
     config = EngineConfig.model_validate(settings)
     engine = VllmEngine(arguments.model, config)
-    results: dict[str, Any] = {"transfer": arguments.transfer, "engine_start_s": round(await engine.start(), 1)}
-    print(json.dumps(results), flush=True)
-    try:
-        await tokens_per_s(engine, arguments)
-        results["tokens_per_s"] = [round(await tokens_per_s(engine, arguments)) for _ in range(3)]
-        print(json.dumps(results), flush=True)
-        for start, lora in enumerate((False, True) if arguments.lora else (False,)):
-            with learner_of(arguments, config, lora=lora) as learner:
-                reports = await measure(engine, learner, arguments, first=1 + 100 * start, start=start)
-            results["lora" if lora else "full"] = summary(reports)
-            print(json.dumps(results), flush=True)
-    except EngineError as error:
-        results["error"] = str(error)
-    finally:
-        await engine.close()
+    results: dict[str, Any] = {"transfer": arguments.transfer}
+    with tempfile.TemporaryDirectory() as folder:
+        # Learners start beside the engine, and wait.
+        kinds = ("full", "lora") if arguments.lora else ("full",)
+        learners = {kind: learner_of(arguments, config, Path(folder) / kind, lora=kind == "lora") for kind in kinds}
+        try:
+            results["engine_start_s"] = round(await engine.start(), 1)
+            await tokens_per_s(engine, arguments)
+            results["tokens_per_s"] = [round(await tokens_per_s(engine, arguments)) for _ in range(3)]
+            for start, kind in enumerate(kinds):
+                print(json.dumps(results), flush=True)
+                results[kind] = summary(await measure(engine, learners[kind], arguments, 1 + 100 * start, start))
+        except EngineError as error:
+            results["error"] = str(error)
+        finally:
+            await engine.close()
+            for learner in learners.values():
+                learner.close()
     return results
 
 

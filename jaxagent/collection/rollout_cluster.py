@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import ray
 
 from jaxagent.collection.placement import Placement, place
+from jaxagent.collection.ray_connection import connect_ray
 from jaxagent.collection.tickets import Ticket
 from jaxagent.collection.usage import UsageMeter
 from jaxagent.config.run import RunConfig
@@ -31,9 +30,6 @@ from sandbox.actors import RemoteJudge, start_judge
 from sandbox.quiet_registry import new_registry, remove_abandoned, remove_registry
 
 logger = logging.getLogger(__name__)
-
-OBJECT_STORE_BYTES = 512 << 20
-"""Of a Ray that this run starts for itself: a batch of trajectories is a few MiB."""
 
 
 Policies = Callable[[int], Mapping[str, Callable[[], Policy]]]
@@ -82,13 +78,11 @@ class RolloutCluster:
         self._own_ray = connect_ray()
         remove_abandoned()
         self._registry = new_registry(self._config.name)
-        self._placement = await place(
-            self._config,
-            with_learner=self._has_learner,
-            with_judge=self._given_judge is None,
-            own_ray=self._own_ray,
-            say=self._progress.say,
-        )
+        try:
+            self._placement = await self._place()
+        except BaseException:
+            self._leave_ray()
+            raise
         self.judge = self._given_judge or start_judge(
             self._config.judge,
             self._config.compile,
@@ -108,6 +102,18 @@ class RolloutCluster:
             if isinstance(problem, Exception):
                 logger.warning("while closing: %s: %s", type(problem).__name__, problem)
         self._placement.release()
+        self._leave_ray()
+
+    async def _place(self) -> Placement:
+        return await place(
+            self._config,
+            with_learner=self._has_learner,
+            with_judge=self._given_judge is None,
+            own_ray=self._own_ray,
+            say=self._progress.say,
+        )
+
+    def _leave_ray(self) -> None:
         if self._own_ray:
             ray.shutdown()
         remove_registry(self._registry)
@@ -267,34 +273,3 @@ class RolloutCluster:
         """The actor's processes stand still while a kernel is timed on their machine, where the config asks for it."""
         if self._config.judge.quiet:
             await call(handle.join_quiet, self._registry)
-
-
-@contextmanager
-def ray_for_this_process() -> Iterator[None]:
-    """Ray as connect_ray finds or starts it; ended again where it was started here."""
-    own = connect_ray()
-    try:
-        yield
-    finally:
-        if own:
-            ray.shutdown()
-
-
-def connect_ray() -> bool:
-    """Joins the cluster that RAY_ADDRESS names (a Ray job sets it), else starts Ray for this run alone.
-
-    Returns whether this process started it, and so has to end it.
-    """
-    if ray.is_initialized():
-        return False
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False)
-        return False
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=OBJECT_STORE_BYTES,
-    )
-    return True

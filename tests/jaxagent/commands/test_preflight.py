@@ -46,6 +46,13 @@ def refused(capsys, *arguments: str) -> str:
             "learner.rows_per_microbatch=1 must be a multiple of mesh.data x mesh.fsdp x mesh.expert = 2",
         ),
         (["--learner.mesh.context", "2", "--learner.row_tokens", "2001"], "row_tokens=2001 must be a multiple of 8 x"),
+        (["--engine.weight_transfer", "ipc"], "gpus.learner=0, gpus.engine=0: engine.weight_transfer=ipc needs the"),
+        (
+            ["--gpus", "{learner: 0.6, engine: 0.6}", "--engine.weight_transfer", "ipc"],
+            "gpus.learner=0.6 and gpus.engine=0.6 for 1 engine(s) are 1.2 of one GPU",
+        ),
+        (["--gpus.learner", "2"], "gpus.learner=2: learner.mesh (one device) needs 1 device(s); set gpus.learner to 1"),
+        (["--gpus.learner", "1.5"], "1.5 is neither a share of one GPU nor a whole number of them"),
         (["--engine.max_model_len", "300"], "more than engine.max_model_len=300"),
         (["--learner.row_tokens", "300"], "more than learner.row_tokens=300"),
         (["--start_from", "{run: /no/such/run, after: supervised}"], "no run here"),

@@ -98,7 +98,7 @@ def made(model_dir: Path, folder: Path, transfer: str, device: str, *, lora: boo
         overrides += ["--gpus.learner=0.5", "--gpus.engine=0.5", "--gpus.learner_memory=0.2"]
     learner = LearnerSide(model_dir, folder, overrides=overrides + (LORA if lora else []), environment=environment)
     loop = asyncio.new_event_loop()
-    pair = Pair(learner, VllmEngine(model_dir, config), loop, largest_gap=1e-4 if device == "cpu" else 0.05)
+    pair = Pair(learner, VllmEngine(model_dir, config), loop, largest_gap=1e-4 if device == "cpu" else 0.15)
     try:
         print(f"engine ready after {pair.run(pair.engine.start()):.0f} s")
         yield pair
