@@ -113,5 +113,7 @@ def test_a_broken_template_is_named_with_its_fault(tmp_path: Path, text: str, me
 
 
 def test_an_unknown_prompt_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="dialogue.prompt='tiny' is neither compact nor full nor a template file"):
+    with pytest.raises(
+        ValueError, match="dialogue.prompt='tiny' is none of compact, cuda_brief, full, and no template file"
+    ):
         rendered(tmp_path, prompt="tiny")
