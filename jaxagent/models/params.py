@@ -76,9 +76,7 @@ def named_weights(decoder: Decoder, wanted: Names = lambda _: True) -> Iterator[
         yield name, rule.to_hf(value)
 
 
-def device_weights(
-    decoder: Decoder, device: jax.Device, wanted: Names = lambda _: True
-) -> Iterator[tuple[str, jax.Array]]:
+def device_weights(decoder: Decoder, device: Any, wanted: Names = lambda _: True) -> Iterator[tuple[str, jax.Array]]:
     """The same as arrays on one device; what a mesh holds in parts is put together there, a layer at a time."""
 
     def gathered(value: jax.Array) -> jax.Array:
