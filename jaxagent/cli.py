@@ -1,6 +1,7 @@
 """The `jaxagent` command. Every subcommand imports what it needs itself, so that each starts fast.
 
-Exit codes: 0 done (a refused candidate is done), 2 bad usage or config, 3 our own failure, 128 + N stopped by signal N.
+Exit codes: 0 done (a refused candidate is done), 2 bad usage or config, 3 our own failure, 4 time is up (--stop-after)
+and the run can be resumed, 128 + N stopped by signal N.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any
 
 from jaxagent.commands.stopping import StoppedError
 from jaxagent.files.disk import disk_full
+from jaxagent.run.time_limit import TimeUpError
 from jaxagent.synthesis.commands import add_commands as add_synthesis
 
-DONE, BAD_USAGE, FAILED = 0, 2, 3
+DONE, BAD_USAGE, FAILED, TIME_UP = 0, 2, 3, 4
 OUR_PACKAGES = ("jaxagent", "rollout", "sandbox")
 
 OWN_FLAGS = {
-    "train": ("--resume", "--help"),
+    "train": ("--resume", "--stop-after", "--help"),
     "evaluate": ("--policy", "--tasks", "--protocol", "--out", "--help"),
     "ablate": ("--after", "--help"),
     "plan": ("--devices", "--accelerator", "--memory-gib", "--efficiency", "--json", "--help"),
@@ -73,6 +75,8 @@ def exit_code(error: Exception) -> int | None:
 
     An exception class of our own carries a message for people: a ValueError among them is about input.
     """
+    if isinstance(error, TimeUpError):
+        return TIME_UP
     if type(error).__module__.partition(".")[0] in OUR_PACKAGES:
         return BAD_USAGE if isinstance(error, ValueError) else FAILED
     return FAILED if isinstance(error, OSError) else None
@@ -101,6 +105,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="continue this run after its last checkpoint; "
         "--section.key value changes learning rates, resources and what else is safe",
     )
+    train.add_argument(
+        "--stop-after",
+        type=_seconds,
+        metavar="S",
+        help="save and end once so many seconds are over, with exit code 4; an update that has begun is finished first",
+    )
     train.set_defaults(run=run_train)
 
     _add_evaluate(commands)
@@ -120,6 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add_plan(commands)
     _add_model(commands)
+    _add_run(commands)
 
     replay = commands.add_parser("replay", help="run a stored trajectory's tool calls again and compare")
     replay.add_argument("run_dir", type=Path, metavar="RUN_DIR")
@@ -130,6 +141,13 @@ def build_parser() -> argparse.ArgumentParser:
     _add_views(commands)
     add_synthesis(commands)
     return parser
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0; write seconds, such as 540")
+    return seconds
 
 
 def _add_views(commands: Any) -> None:
@@ -192,6 +210,23 @@ def _add_model(commands: Any) -> None:
     export.set_defaults(run=run_model_export)
 
 
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser("run", help="carry a run from one machine to another")
+    actions = run.add_subparsers(dest="action", required=True)
+    pack = actions.add_parser("pack", help="a run with adapters as at most eight files of 16 MiB")
+    pack.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    pack.add_argument("out", type=Path, metavar="DIR", help="a new or empty folder")
+    pack.add_argument(
+        "--after", metavar="STAGE", help="as it was at the end of this stage (default: newest checkpoint)"
+    )
+    pack.add_argument("--max-mib", type=float, default=64.0, metavar="MIB", help="of all its files together (64)")
+    pack.set_defaults(run=run_pack)
+    unpack = actions.add_parser("unpack", help="the run folder of a pack, for `jaxagent train --resume`")
+    unpack.add_argument("pack", type=Path, metavar="DIR")
+    unpack.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a new or empty folder")
+    unpack.set_defaults(run=run_unpack)
+
+
 def run_train(arguments: argparse.Namespace) -> int:
     from jaxagent.config.load import ConfigError, load_config
 
@@ -203,14 +238,14 @@ def run_train(arguments: argparse.Namespace) -> int:
             )
         from jaxagent.commands.train import resume
 
-        asyncio.run(resume(arguments.resume, arguments.overrides))
+        asyncio.run(resume(arguments.resume, arguments.overrides, stop_after_s=arguments.stop_after))
         return DONE
     if arguments.config is None:
         raise ConfigError("name a config (jaxagent train configs/demo.yaml) or a run (jaxagent train --resume RUN_DIR)")
     config = load_config(arguments.config, arguments.overrides)
     from jaxagent.commands.train import train
 
-    asyncio.run(train(config))
+    asyncio.run(train(config, stop_after_s=arguments.stop_after))
     return DONE
 
 
@@ -280,11 +315,35 @@ def run_model_fetch(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def run_model_export(arguments: argparse.Namespace) -> int:
+def run_pack(arguments: argparse.Namespace) -> int:
+    _only_read_checkpoints()
+    from jaxagent.commands.pack import pack_run
+
+    packed = pack_run(arguments.run_dir, arguments.out, after=arguments.after, max_mib=arguments.max_mib)
+    at = f"stage {packed.stage} after {packed.updates} updates" if packed.stage else "no checkpoint yet"
+    log = "the whole log" if packed.whole else "of the log what later updates read"
+    print(f"{at}, {log}, {packed.size_bytes / 2**20:.1f} MiB", file=sys.stderr)
+    print(packed.path)
+    return DONE
+
+
+def run_unpack(arguments: argparse.Namespace) -> int:
+    _only_read_checkpoints()
+    from jaxagent.commands.pack import unpack_run
+
+    print(unpack_run(arguments.pack, arguments.run_dir))
+    return DONE
+
+
+def _only_read_checkpoints() -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # reading and writing files needs no accelerator, which may be in use
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns that it only reads, which is what is wanted
+
+
+def run_model_export(arguments: argparse.Namespace) -> int:
+    _only_read_checkpoints()
     from jaxagent.learner.export import export_run
 
     exported = export_run(arguments.run_dir, arguments.out, stage=arguments.stage)

@@ -21,11 +21,11 @@ import ray.exceptions
 from rollout.chat import ChatFormat
 from rollout.config import DialogueConfig, EngineConfig
 from rollout.engine import VllmEngine
+from rollout.packages import Package
 from rollout.policy import TokenPolicy
 from rollout.router import EngineRouter
 from rollout.scripted_engine import ScriptedEngine
 from rollout.types import Completion, EngineError, Policy, RolloutError, SamplingParams, Trajectory
-from rollout.weights import WeightsPackage
 from rollout.worker import RolloutWorker
 from sandbox.backends import warm_up
 from sandbox.config import SandboxConfig
@@ -74,7 +74,7 @@ class _EngineProcess:
         """(seconds of requests under way, summed over them; tokens sampled), since this process began."""
         return self._occupancy.seconds, self._num_tokens
 
-    async def publish(self, package: WeightsPackage, version: int | None = None) -> dict[str, Any]:
+    async def publish(self, package: Package, version: int | None = None) -> dict[str, Any]:
         return await self._engine.publish(package, version)
 
     async def check_health(self, timeout_s: float = 30.0) -> None:

@@ -25,11 +25,17 @@ class DialogueConfig(Config):
     """Of all commands in the sandbox together; one command has sandbox.command_timeout_s."""
     temperature: float = Field(default=1.0, ge=0)
     prompt: str = "compact"
-    """`compact`: a few lines, for small models. `full`: the skill's SKILL.md. Or a path to a jinja2 template."""
+    """`compact`: a few lines, for models trained on the tasks. `cuda_brief`: what has to be known of the skill cuda, in
+    300 tokens. `full`: the skill's SKILL.md. Or a path to a jinja2 template."""
     parser: Literal["qwen3_coder", "hermes", "llama", "react"] = "qwen3_coder"
     """How tool calls are written in the policy's text."""
     max_observation_chars: int | None = Field(default=None, gt=0)
     """One tool result is cut in its middle to this length. None: max_context_tokens / 4, at most 30,000."""
+
+    @property
+    def has_all_tools(self) -> bool:
+        """Whether an agent gets every tool; with a short prompt it gets bash, read, write and edit."""
+        return self.prompt not in ("compact", "cuda_brief")
 
     @property
     def observation_chars(self) -> int:
@@ -67,7 +73,13 @@ class EngineConfig(Config):
     gpu_memory_utilization: float = Field(default=0.4, gt=0, le=1)
     cpu_threads: int = Field(default=2, gt=0)
     weight_transfer: Literal["shared_memory", "ipc", "nccl"] = "shared_memory"
+    """How weights come from the learner. shared_memory: files, on one host. ipc: the learner's own GPU memory, where
+    both share a GPU. nccl: a broadcast between devices, also of other hosts (gloo between CPUs)."""
     publish_timeout_s: float = Field(default=60.0, gt=0)
+    probe_tokens: int = Field(default=24, ge=0)
+    """After each publish the engine's logprobs of so many fixed tokens are compared with the learner's; 0: not done."""
+    probe_gap: float = Field(default=0.2, gt=0)
+    """Largest mean distance of those logprobs; beyond it the engine is ended and started again."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     request_timeout_s: float = Field(default=1800.0, gt=0)
     """Wall time of one generate call, waiting and pauses included; only a hung engine should reach it."""

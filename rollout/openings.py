@@ -49,4 +49,4 @@ def _tool_schemas(dialogue: DialogueConfig, sandbox_config: SandboxConfig) -> li
         if dialogue.kind == "single_turn":
             return answer_tools(files, max_chars=max_chars).schemas
         timeout_s = sandbox_config.command_timeout_s
-        return agent_tools(files, timeout_s=timeout_s, max_chars=max_chars, full=dialogue.prompt != "compact").schemas
+        return agent_tools(files, timeout_s=timeout_s, max_chars=max_chars, full=dialogue.has_all_tools).schemas

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from rollout.chat import ChatFormat
+from rollout.packages import Package
 from rollout.parsers import make_parser
 from rollout.scripted_load import TurnLoad
 from rollout.types import Completion, EngineError, SamplingParams
-from rollout.weights import WeightsPackage
 
 _KERNEL = """\
 // {session}, attempt {turn}
@@ -79,7 +79,7 @@ class ScriptedEngine:
             finish_reason="stop" if ends_itself else "length",
         )
 
-    async def publish(self, package: WeightsPackage, version: int | None = None) -> dict[str, Any]:
+    async def publish(self, package: Package, version: int | None = None) -> dict[str, Any]:
         """Takes the package's version; there are no weights to read."""
         self._version = package.version
         return {"version": package.version, "num_bytes": 0, "pause_s": 0.0}

@@ -10,7 +10,7 @@ import errno
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -96,7 +96,7 @@ class TrajectoryStore:
             repeated = [name for name, count in Counter(manifest.trajectory_ids).items() if count > 1]
             if repeated:
                 raise ValueError(f"update {update} of stage {stage!r}: {repeated[:3]} stand twice in one manifest")
-            self._index(self._log.append(_MANIFEST, b"", json.dumps(asdict(manifest)).encode()))
+            self._append_manifest(manifest)
         return manifest
 
     def drop(self, trajectory_id: str, reason: str) -> None:
@@ -156,6 +156,29 @@ class TrajectoryStore:
                 self._index(entry)
             return len(entries)
 
+    def copy_to(
+        self,
+        path: str | Path,
+        config: StoreConfig | None = None,
+        *,
+        stages: Collection[str] | None = None,
+        keep: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """Makes a store at `path`: of `stages` (None: all) the manifests, and of the trajectories, with what was said
+        of their being dropped, those whose id `keep` takes. A manifest may then name trajectories that are not there.
+        """
+        with self._lock, TrajectoryStore(path, config) as target:
+            for stage, names in self._stages.items():
+                for name in names if stages is None or stage in stages else []:
+                    if keep(name):
+                        entry = self._trajectories[name]
+                        target._index(target._log.append(entry.kind, entry.key, self._log.read(entry)))
+                        if name in self._drops:
+                            target.drop(name, self._drops[name])
+            for manifest in self._manifests.values():
+                if stages is None or manifest.stage in stages:
+                    target._append_manifest(manifest)
+
     def verify(self) -> int:
         """Reads and checks every byte; returns the number of records. Raises CorruptStoreError."""
         with self._lock:
@@ -179,6 +202,9 @@ class TrajectoryStore:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _append_manifest(self, manifest: Manifest) -> None:
+        self._index(self._log.append(_MANIFEST, b"", json.dumps(asdict(manifest)).encode()))
 
     def _check_known(self, trajectory_ids: list[str]) -> None:
         unknown = [name for name in trajectory_ids if name not in self._trajectories]

@@ -1,23 +1,21 @@
-"""vLLM's side of publishing weights: a transfer engine that reads safetensors files from shared memory.
+"""vLLM's side of publishing weights: a transfer engine of our own, which runs inside vLLM's worker.
 
-It runs inside vLLM's worker. vLLM finds it through the entry point `jaxagent = rollout.weight_transfer:register` of
-the group `vllm.general_plugins`, so the project has to be installed (`pip install -e .`) in vLLM's environment.
+vLLM, 0.26 and 0.32 alike, finds it through the entry point `jaxagent = rollout.weight_transfer:register` of the group
+`vllm.general_plugins`, so the project has to be installed (`pip install -e .`) in vLLM's environment.
 """
 
 from __future__ import annotations
 
-import hashlib
-import mmap
 import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import safetensors
 import torch
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
@@ -28,19 +26,16 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rollout.weights import WeightsError
+from rollout.receiving import Receiver
 
-BACKEND = "jaxagent_shared_memory"
-
-REJECTED = "weights rejected before loading"
-"""Begins the message of every refusal after which the old weights are still whole."""
+BACKEND = "jaxagent"
 
 
 def register() -> None:
     """Adds the backend to vLLM's registry; called by vLLM in each of its processes, possibly more than once."""
     if BACKEND in WeightTransferEngineFactory._registry:
         return
-    WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryTransferEngine)
+    WeightTransferEngineFactory.register_engine(BACKEND, TransferEngine)
     parent = multiprocessing.parent_process()
     if parent is not None and multiprocessing.current_process().name.startswith("EngineCore"):
         threading.Thread(target=_end_with, args=(parent, os.getppid()), name="end-with-parent", daemon=True).start()
@@ -54,31 +49,47 @@ def _end_with(parent: BaseProcess, parent_pid: int) -> None:
 
 
 @dataclass
-class SharedMemoryInitInfo(WeightTransferInitInfo):
-    """Nothing to agree on: the files are found by path."""
+class InitInfo(WeightTransferInitInfo):
+    """`version`: of the weights that were loaded at the start. `group`: to be joined, see rollout.broadcast."""
+
+    version: int | None = None
+    group: dict[str, Any] | None = None
 
 
 @dataclass
-class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
-    """One whole version. `files` holds mappings with path, sha256 and num_bytes, as of WeightsFile."""
+class UpdateInfo(WeightTransferUpdateInfo):
+    """One whole version: update_info() of a package, so files of a WeightsPackage or parts of a PackedPackage."""
 
     version: int
-    files: list[dict[str, Any]]
+    base: str = ""
+    files: list[dict[str, Any]] = field(default_factory=list)
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    source: dict[str, Any] = field(default_factory=dict)
 
 
-class SharedMemoryTransferEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemoryUpdateInfo]):
+class TransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     """Checks a version's bytes, then loads them in checkpoint format, layer by layer.
 
     The layerwise reload is needed: once loaded, vLLM keeps layers in the layout of its kernels (on CPU the linear
     layers are packed and their parameters emptied), and only the reload brings back parameters that can be loaded.
     """
 
-    init_info_cls = SharedMemoryInitInfo
-    update_info_cls = SharedMemoryUpdateInfo
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
 
-    def init_transfer_engine(self, init_info: SharedMemoryInitInfo) -> None:
-        del init_info
-        self.received: dict[int, str] = {}
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._receiver = Receiver(self.device, rank=self.parallel_config.rank)
+        self._base = ""
+        self._reloading = False
+        self.report: dict[str, Any] = {}
+        """Of the last update: version, checksum of what was received, bytes loaded, and where the time went."""
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        if init_info.version is not None:
+            self.report = {"version": init_info.version}
+        if init_info.group is not None:
+            self._receiver.join(init_info.group)
 
     def start_weight_update(self) -> None:
         # Nothing is touched before every byte has been checked: see receive_weights.
@@ -87,29 +98,59 @@ class SharedMemoryTransferEngine(WeightTransferEngine[SharedMemoryInitInfo, Shar
     def update_weights(self, update_info: dict[str, Any]) -> None:
         # The base class synchronises torch.accelerator afterwards, which a CPU does not have.
         self.receive_weights(self.parse_update_info(update_info))
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
+    def receive_weights(self, update_info: UpdateInfo) -> None:
         """Raises WeightsError, with the old weights untouched, when the bytes are not the announced ones."""
-        for file in update_info.files:
-            _check_file(update_info.version, **file)
+        has_base = update_info.base != "" and update_info.base == self._base
+        received = self._receiver.receive(update_info, only_changed=has_base)
+        began = time.perf_counter()
+        self._base = ""  # until this is through, the model is no version of anything
         self._reloading = True
         initialize_layerwise_reload(self.model)
         model: Any = self.model  # load_weights is vLLM's addition to nn.Module
-        model.load_weights(_named_tensors(file["path"] for file in update_info.files))
-        self.received[update_info.version] = hashlib.sha256(
-            "".join(file["sha256"] for file in update_info.files).encode()
-        ).hexdigest()
+        model.load_weights(received.tensors)
+        self._wait_for_device()
+        self._next_base = update_info.base
+        self.report = {
+            "version": update_info.version,
+            "checksum": received.checksum,
+            "loaded_bytes": received.num_bytes,
+            "receive_s": received.receive_s,
+            "check_s": received.check_s,
+            "load_s": time.perf_counter() - began,
+        }
 
     def finish_weight_update(self) -> None:
-        if self._reloading:
-            finalize_layerwise_reload(self.model, self.model_config)
-            _process_tied_layers(self.model)
-            self._reloading = False
+        if not self._reloading:
+            return
+        began = time.perf_counter()
+        finalize_layerwise_reload(self.model, self.model_config)
+        _process_tied_layers(self.model)
+        self._wait_for_device()
+        self._reloading = False
+        self._base = self._next_base
+        self.report["finish_s"] = time.perf_counter() - began
 
     def shutdown(self) -> None:
-        """Holds nothing beyond a call."""
+        self._receiver.close()
+
+    @staticmethod
+    def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
+        """vLLM 0.26 wants each backend to have it; later releases do not."""
+        raise NotImplementedError("weights are sent by rollout.weights and rollout.packed_writer, in the learner")
+
+    def _wait_for_device(self) -> None:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+
+class WorkerExtension:
+    """Becomes a base of vLLM's worker class (`worker_extension_cls`), so that collective_rpc finds its methods."""
+
+    weight_transfer_engine: TransferEngine
+
+    def jaxagent_weights_report(self) -> dict[str, Any]:
+        return self.weight_transfer_engine.report
 
 
 def _process_tied_layers(model: torch.nn.Module) -> None:
@@ -125,23 +166,3 @@ def _process_tied_layers(model: torch.nn.Module) -> None:
             continue
         if owners.setdefault(weight.data_ptr(), module) is not module and isinstance(method, QuantizeMethodBase):
             method.process_weights_after_loading(module)
-
-
-def _check_file(version: int, path: str, sha256: str, num_bytes: int) -> None:
-    try:
-        with open(path, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as view:
-            received_bytes, received = len(view), hashlib.sha256(view).hexdigest()
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{REJECTED}: version {version}: {path} cannot be read ({error})") from error
-    if (received_bytes, received) != (num_bytes, sha256):
-        raise WeightsError(
-            f"{REJECTED}: version {version}: {path} holds {received_bytes} bytes with sha256 {received}, announced "
-            f"were {num_bytes} bytes with sha256 {sha256}"
-        )
-
-
-def _named_tensors(paths: Iterator[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    for path in paths:
-        with safetensors.safe_open(path, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                yield name, tensors.get_tensor(name)

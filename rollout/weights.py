@@ -1,59 +1,26 @@
-"""Weights on their way from the learner to an engine on the same machine: safetensors files in shared memory.
-
-A `WeightsPackage` is what crosses the process boundary: version, paths, sizes and checksums, never the weights
-themselves. The engine's worker reads the files, hashes what it read and refuses bytes that are not the announced ones.
-"""
+"""Weights on their way from the learner to an engine on the same machine: safetensors files in shared memory."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
 
+from rollout.packages import Probe, WeightsError, WeightsFile, WeightsPackage
+
 _PREFIX = "jaxagent-weights-"
 _LOCK_NAME = "lock"
 _YOUNG_S = 60.0
-
-
-class WeightsError(RuntimeError):
-    """Weights could not be written, or are not the ones that were announced."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsFile:
-    """One safetensors file; `sha256` is of all of its bytes, header included."""
-
-    path: str
-    sha256: str
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsPackage:
-    """Every parameter of one version of the policy, under Hugging Face names."""
-
-    version: int
-    files: list[WeightsFile]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(file.num_bytes for file in self.files)
-
-    @property
-    def sha256(self) -> str:
-        """One digest of the whole package, for logs and for comparing engines with each other."""
-        return hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest()
 
 
 class WeightsWriter:
@@ -73,31 +40,35 @@ class WeightsWriter:
         self._lock_fd = os.open(self._folder / _LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
         self._packages: list[WeightsPackage] = []
+        self._base, self._base_files = uuid.uuid4().hex, list[WeightsFile]()
 
     @property
     def folder(self) -> Path:
         return self._folder
 
-    def write(self, named_arrays: Iterable[tuple[str, np.ndarray]], *, version: int) -> WeightsPackage:
+    def write(
+        self,
+        named_arrays: Iterable[tuple[str, np.ndarray]],
+        *,
+        version: int,
+        unchanging: Iterable[tuple[str, np.ndarray]] = (),
+        probe: Probe | None = None,
+    ) -> WeightsPackage:
         """Writes (name, array) pairs, one file per `max_file_bytes`, so at most that much is copied at a time.
 
+        `unchanging`: the weights that are the same in every version; read the first time alone, and kept until `close`.
         Raises WeightsError when the folder is full; nothing of the package then stays behind.
         """
-        files: list[WeightsFile] = []
-        try:
-            for shard in _shards(named_arrays, self._max_file_bytes):
-                files.append(self._write_file(shard, version=version, index=len(files)))
-        except BaseException:
-            for file in files:
-                Path(file.path).unlink(missing_ok=True)
-            raise
+        if not self._base_files:
+            self._base_files = self._write_files(unchanging, version=version, changed=False)
+        files = self._write_files(named_arrays, version=version, changed=True)
         if not files:
             raise WeightsError(f"version {version} has no weights: the iterator of named arrays was empty")
-        package = WeightsPackage(version=version, files=files)
+        base = self._base if self._base_files else ""
+        package = WeightsPackage(version=version, files=files + self._base_files, base=base, probe=probe)
         self._packages.append(package)
         for old in self._packages[: -self._keep]:
-            for file in old.files:
-                Path(file.path).unlink(missing_ok=True)
+            _remove(file for file in old.files if file.changed)
         self._packages = self._packages[-self._keep :]
         return package
 
@@ -108,7 +79,19 @@ class WeightsWriter:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
-    def _write_file(self, arrays: dict[str, np.ndarray], *, version: int, index: int) -> WeightsFile:
+    def _write_files(
+        self, named_arrays: Iterable[tuple[str, np.ndarray]], *, version: int, changed: bool
+    ) -> list[WeightsFile]:
+        files: list[WeightsFile] = []
+        try:
+            for shard in _shards(named_arrays, self._max_file_bytes):
+                files.append(self._write_file(shard, version=version, index=len(files), changed=changed))
+        except BaseException:
+            _remove(files)
+            raise
+        return files
+
+    def _write_file(self, arrays: dict[str, np.ndarray], *, version: int, index: int, changed: bool) -> WeightsFile:
         data = safetensors.numpy.save(arrays)
         # The time keeps a version that is published twice (after a resume) from overwriting a file that is being read.
         final = self._folder / f"v{version:08d}-{index:04d}-{time.time_ns():x}.safetensors"
@@ -125,30 +108,8 @@ class WeightsWriter:
                 f"{self._folder} is full: version {version} needs {len(data):,} bytes more and {free:,} are free. "
                 f"Enlarge it (a container needs --shm-size), or free what other programs keep there."
             ) from error
-        return WeightsFile(path=str(final), sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
-
-
-def read_layout(paths: Iterable[str | Path]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes in safetensors files, read from their headers alone.
-
-    Raises WeightsError where a file is missing, is no safetensors file, or a name stands in two of them.
-    """
-    layout: dict[str, tuple[int, ...]] = {}
-    for path in paths:
-        try:
-            with open(path, "rb") as stream:
-                header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        except OSError as error:
-            raise WeightsError(f"{path} cannot be read: {error.strerror}") from error
-        except (ValueError, MemoryError, OverflowError) as error:
-            raise WeightsError(f"{path} is not a safetensors file: its header cannot be read ({error})") from error
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            if name in layout:
-                raise WeightsError(f"{path}: {name!r} stands in an earlier file as well")
-            layout[name] = tuple(entry["shape"])
-    return layout
+        digest = hashlib.sha256(data).hexdigest()
+        return WeightsFile(path=str(final), sha256=digest, num_bytes=len(data), changed=changed)
 
 
 def remove_abandoned(directory: str | Path) -> int:
@@ -172,6 +133,11 @@ def remove_abandoned(directory: str | Path) -> int:
         finally:
             os.close(fd)
     return removed
+
+
+def _remove(files: Iterable[WeightsFile]) -> None:
+    for file in files:
+        Path(file.path).unlink(missing_ok=True)
 
 
 def _shards(named_arrays: Iterable[tuple[str, np.ndarray]], max_bytes: int) -> Iterable[dict[str, np.ndarray]]:

@@ -125,7 +125,7 @@ class RolloutWorker:
                 sandbox,
                 timeout_s=self._sandbox_config.command_timeout_s,
                 max_chars=config.observation_chars,
-                full=config.prompt != "compact",
+                full=config.has_all_tools,
                 home=sandbox.home,
                 max_sandbox_s=config.max_sandbox_seconds,
                 ask=service.answer,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +97,14 @@ class ActorDevice:
         self._handle, self._index = handle, index
 
     @classmethod
-    async def start(cls, config: JudgeConfig, index: int, registry_dir: Path) -> ActorDevice:
-        resources = {PROFILER_RESOURCE: 1} if PROFILER_RESOURCE in ray.cluster_resources() else None
-        num_gpus = 1 if config.device == "cuda" else 0
-        device = cls(ProfilerActor.options(resources=resources, num_gpus=num_gpus).remote(), index)
+    async def start(
+        cls, config: JudgeConfig, index: int, registry_dir: Path, options: dict[str, Any] | None = None
+    ) -> ActorDevice:
+        """`options`: of its actor, where its place is decided elsewhere; by default it gets a GPU of its own."""
+        if options is None:
+            resources = {PROFILER_RESOURCE: 1} if PROFILER_RESOURCE in ray.cluster_resources() else None
+            options = {"resources": resources, "num_gpus": 1 if config.device == "cuda" else 0}
+        device = cls(ProfilerActor.options(**options).remote(), index)
         try:
             await device._call("start", config, index, registry_dir)
         except BaseException:
@@ -180,9 +184,18 @@ class CompileFleet:
 class _JudgeProcess:
     """Builds a JudgeCoordinator over actors inside the actor's process; forwards."""
 
-    def __init__(self, judge: JudgeConfig, compile: CompileConfig, registry_dir: Path, verdicts: Path | None) -> None:
+    def __init__(
+        self,
+        judge: JudgeConfig,
+        compile: CompileConfig,
+        registry_dir: Path,
+        verdicts: Path | None,
+        device_options: Sequence[dict[str, Any]],
+    ) -> None:
         async def make_device(index: int) -> ActorDevice:
-            return await ActorDevice.start(judge, index, registry_dir)
+            return await ActorDevice.start(
+                judge, index, registry_dir, device_options[index] if device_options else None
+            )
 
         self._fleet = CompileFleet(compile, max_retries=judge.max_retries)
         self._coordinator = JudgeCoordinator(
@@ -285,17 +298,23 @@ class RemoteJudge(Judge):
 
 
 def start_judge(
-    judge: JudgeConfig, compile: CompileConfig, *, registry_dir: Path | None = None, verdicts: Path | None = None
+    judge: JudgeConfig,
+    compile: CompileConfig,
+    *,
+    registry_dir: Path | None = None,
+    verdicts: Path | None = None,
+    device_options: Sequence[dict[str, Any]] = (),
 ) -> RemoteJudge:
     """Starts the judge of a run; returns at once, devices and compile workers start with the first work.
 
     `registry_dir`: of the quiet lease (sandbox.quiet), the same on every machine; by default a folder of this user's.
     `verdicts`: a file of the run's (sandbox.judge.verdicts), on this machine or shared; the actor stays beside it.
+    `device_options`: Ray's options for the actor of each profiler device, such as its share of a GPU.
     """
     registry_dir = registry_dir or Path(tempfile.gettempdir()) / f"jaxagent-quiet-{os.getuid()}"
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     actor = JudgeActor.options(max_concurrency=MAX_REQUESTS, max_restarts=-1, scheduling_strategy=here)
-    handle = actor.remote(judge, compile, registry_dir, verdicts)
+    handle = actor.remote(judge, compile, registry_dir, verdicts, device_options)
     return RemoteJudge(handle, max_retries=judge.max_retries)
 
 

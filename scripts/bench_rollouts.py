@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from jaxagent.collection.rollout_cluster import ray_for_this_process
+from jaxagent.collection.ray_connection import ray_for_this_process
 from jaxagent.flow.measure import Flow, FlowActors
 from jaxagent.flow.process_tree import cpu_seconds, proportional_bytes, resident_bytes
 from jaxagent.flow.simulate import FlowPlan, FlowResult, simulate

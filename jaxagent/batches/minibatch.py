@@ -44,6 +44,21 @@ class Minibatch:
         batch = jax.device_put(packed.batch, batch_sharding(mesh))
         return cls(sequences=list(sequences), packed=packed, batch=batch, mesh=mesh)
 
+    @classmethod
+    def short(cls, sequence: TokenSequence, *, config: LearnerConfig, mesh: Mesh) -> Minibatch:
+        """One sequence in the smallest batch that the mesh can share out, for what is computed beside training."""
+        multiple = 8 * config.mesh.context  # as of learner.row_tokens
+        rows = config.mesh.data * config.mesh.fsdp * config.mesh.expert
+        packed = pack(
+            [sequence],
+            [0.0],
+            row_tokens=-(-sequence.num_tokens // multiple) * multiple,
+            rows_per_microbatch=rows,
+            aggregation=config.ppo.aggregation,
+        )
+        batch = jax.device_put(packed.batch, batch_sharding(mesh))
+        return cls(sequences=[sequence], packed=packed, batch=batch, mesh=mesh)
+
     @property
     def num_microbatches(self) -> np.int32:
         return np.int32(self.packed.num_microbatches)

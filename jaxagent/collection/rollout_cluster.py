@@ -10,29 +10,26 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import ray
 
+from jaxagent.collection.placement import Placement, place
+from jaxagent.collection.ray_connection import connect_ray
 from jaxagent.collection.tickets import Ticket
 from jaxagent.collection.usage import UsageMeter
 from jaxagent.config.run import RunConfig
 from jaxagent.run.progress import Progress
 from rollout.actors import EngineActor, call, engine_policy, start_rollout_actors, watch_actors
 from rollout.config import DialogueConfig
+from rollout.packages import Package, PackedPackage, addressed_to, needs_sending
 from rollout.types import EngineError, Policy, RolloutError, Trajectory
-from rollout.weights import WeightsPackage
 from sandbox.actors import RemoteJudge, start_judge
 from sandbox.quiet_registry import new_registry, remove_abandoned, remove_registry
 
 logger = logging.getLogger(__name__)
-
-OBJECT_STORE_BYTES = 512 << 20
-"""Of a Ray that this run starts for itself: a batch of trajectories is a few MiB."""
 
 
 Policies = Callable[[int], Mapping[str, Callable[[], Policy]]]
@@ -46,6 +43,8 @@ class RolloutCluster:
     `verdicts`: file in which a judge of its own keeps what it has judged.
     """
 
+    _has_learner = False
+
     def __init__(
         self,
         config: RunConfig,
@@ -58,11 +57,13 @@ class RolloutCluster:
         self._config, self._progress, self._given_judge = config, progress, judge
         self._verdicts = verdicts
         self._engines: list[Any] = []
+        self._starts: list[int] = []
         self._engines_started: asyncio.Task[None] | None = None
         self._use_rollout_actors(rollout_actors)
         self._published: int | None = None
-        self._package: WeightsPackage | None = None
+        self._package: Package | None = None
         self._reviving = asyncio.Lock()
+        self._placement: Placement
         self._engine_restarts = 0
         self._silent_actors = 0
         self._watching: asyncio.Task[None] | None = None
@@ -77,8 +78,17 @@ class RolloutCluster:
         self._own_ray = connect_ray()
         remove_abandoned()
         self._registry = new_registry(self._config.name)
+        try:
+            self._placement = await self._place()
+        except BaseException:
+            self._leave_ray()
+            raise
         self.judge = self._given_judge or start_judge(
-            self._config.judge, self._config.compile, registry_dir=self._registry, verdicts=self._verdicts
+            self._config.judge,
+            self._config.compile,
+            registry_dir=self._registry,
+            verdicts=self._verdicts,
+            device_options=self._placement.profilers(),
         )
         return self
 
@@ -91,6 +101,19 @@ class RolloutCluster:
         for problem in await asyncio.gather(*with_limit, return_exceptions=True):
             if isinstance(problem, Exception):
                 logger.warning("while closing: %s: %s", type(problem).__name__, problem)
+        self._placement.release()
+        self._leave_ray()
+
+    async def _place(self) -> Placement:
+        return await place(
+            self._config,
+            with_learner=self._has_learner,
+            with_judge=self._given_judge is None,
+            own_ray=self._own_ray,
+            say=self._progress.say,
+        )
+
+    def _leave_ray(self) -> None:
         if self._own_ray:
             ray.shutdown()
         remove_registry(self._registry)
@@ -102,7 +125,11 @@ class RolloutCluster:
     def start_engines(self, model_dir: Path) -> None:
         """In the background: `engines_ready` waits for them."""
         engine = self._config.engine
-        self._engines = [EngineActor.remote(str(model_dir), engine) for _ in range(engine.num_engines)]
+        self._engines = [
+            EngineActor.options(**self._placement.engine(index)).remote(str(model_dir), engine)
+            for index in range(engine.num_engines)
+        ]
+        self._starts = [0] * engine.num_engines
         self._engines_started = asyncio.create_task(self._start_engines())
 
     async def engines_ready(self) -> None:
@@ -190,30 +217,47 @@ class RolloutCluster:
                 logger.warning("a rollout actor was lost before its first rollout: %s", error)
                 await asyncio.sleep(min(2.0**attempt, 30.0))
 
-    async def _publish_to(self, engine: Any, package: WeightsPackage) -> dict[str, Any]:
+    async def _publish_to(self, index: int, package: Package) -> dict[str, Any]:
         try:
-            return await call(engine.publish, package, died=EngineError)
+            return await self._exchange(index, package)
         except EngineError as error:
             logger.warning("an engine failed while it got version %d and is started again: %s", package.version, error)
-            await self._restart(engine)
-            return await call(engine.publish, package, died=EngineError)
+            await self._restart(index)
+            return await self._exchange(index, package)
+
+    async def _exchange(self, index: int, package: Package) -> dict[str, Any]:
+        """One engine takes over the package's weights; where they have to be sent, the learner sends meanwhile."""
+        publish = self._engines[index].publish
+        if not needs_sending(package):
+            return await call(publish, package, died=EngineError)
+        package = addressed_to(package, engine=index, start=self._starts[index])
+        # Not awaited where the engine fails: it then waits in the learner until its time is up, and nobody for it.
+        sending = asyncio.ensure_future(self._send(package))
+        sending.add_done_callback(lambda task: task.cancelled() or task.exception())
+        report = await call(publish, package, died=EngineError)
+        await sending
+        return report
+
+    async def _send(self, package: PackedPackage) -> None:
+        raise RuntimeError(f"version {package.version} would have to be sent, and there is no learner")
 
     async def _revive_engines(self) -> None:
         """Starts engines again that do not answer, with the weights that were published last."""
         async with self._reviving:
-            for engine in self._engines:
+            for index, engine in enumerate(self._engines):
                 try:
                     await call(engine.check_health, died=EngineError)
                 except EngineError as error:
                     logger.warning("an engine is down and is started again: %s", error)
-                    await self._restart(engine)
+                    await self._restart(index)
                     if self._package is not None:
-                        await call(engine.publish, self._package, died=EngineError)
+                        await self._exchange(index, self._package)
 
-    async def _restart(self, engine: Any) -> None:
+    async def _restart(self, index: int) -> None:
         self._engine_restarts += 1
-        await call(engine.start, died=EngineError)
-        await self._quieten(engine)
+        self._starts[index] += 1
+        await call(self._engines[index].start, died=EngineError)
+        await self._quieten(self._engines[index])
 
     async def _start_engines(self) -> None:
         seconds = await asyncio.gather(*(call(handle.start, died=EngineError) for handle in self._engines))
@@ -229,34 +273,3 @@ class RolloutCluster:
         """The actor's processes stand still while a kernel is timed on their machine, where the config asks for it."""
         if self._config.judge.quiet:
             await call(handle.join_quiet, self._registry)
-
-
-@contextmanager
-def ray_for_this_process() -> Iterator[None]:
-    """Ray as connect_ray finds or starts it; ended again where it was started here."""
-    own = connect_ray()
-    try:
-        yield
-    finally:
-        if own:
-            ray.shutdown()
-
-
-def connect_ray() -> bool:
-    """Joins the cluster that RAY_ADDRESS names (a Ray job sets it), else starts Ray for this run alone.
-
-    Returns whether this process started it, and so has to end it.
-    """
-    if ray.is_initialized():
-        return False
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False)
-        return False
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=OBJECT_STORE_BYTES,
-    )
-    return True

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from jaxagent.collection.rollout_cluster import ray_for_this_process
+from jaxagent.collection.ray_connection import ray_for_this_process
 from jaxagent.commands.preflight import check_evaluation
 from jaxagent.config.load import ConfigError, load_config
 from jaxagent.evaluation.actor import EvaluationActor

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 
+from jaxagent.config.gpus import plan_gpus
 from jaxagent.config.load import ConfigError
 from jaxagent.config.model import ScratchModelConfig
 from jaxagent.config.run import RunConfig
 from jaxagent.config.stages import LessonStage, PPOStage, SampleStage
-from jaxagent.mesh.devices import check_mesh
+from jaxagent.mesh.devices import check_mesh, num_devices, shown
 from jaxagent.models.config import DecoderConfig, UnsupportedModelError
 from jaxagent.models.families import from_hf, from_scratch
 from jaxagent.models.stored import ATTENTION_MATRICES
 from jaxagent.run.trackers import check_tracking
-from jaxagent.synthesis.sources import resolve_tasks
+from jaxagent.synthesis.demo import GPU_SPACE
+from jaxagent.synthesis.frames import DIALECTS
+from jaxagent.synthesis.sources import is_synthetic, resolve_tasks
 from rollout.config import DialogueConfig
 from sandbox.skill import load_skill
 from sandbox.types import Task
@@ -34,6 +37,7 @@ def check_inputs(config: RunConfig) -> tuple[list[Task], list[Task]]:
         )
     check_mesh(config.learner.mesh, rows_per_microbatch=config.learner.rows_per_microbatch)
     _check_device(config)
+    _check_gpus(config)
     _check_lengths(config)
     train, heldout = (
         resolve_tasks(source)[: config.tasks.limit] for source in (config.tasks.train, config.tasks.heldout)
@@ -96,6 +100,26 @@ def _check_device(config: RunConfig) -> None:
         )
 
 
+def _check_gpus(config: RunConfig) -> None:
+    """The shares of GPUs fit together, and the learner's its mesh; whether the GPUs are there, Ray says later."""
+    gpus, needed = config.gpus, num_devices(config.learner.mesh)
+    try:
+        plan_gpus(
+            gpus,
+            with_learner=True,
+            num_engines=config.engine.num_engines,
+            num_profilers=config.judge.num_devices if config.judge.device == "cuda" else 0,
+            weight_transfer=config.engine.weight_transfer,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if gpus.learner and needed != max(1, gpus.learner):
+        raise ConfigError(
+            f"gpus.learner={gpus.learner:g}: learner.mesh ({shown(config.learner.mesh)}) needs {needed} device(s); set "
+            f"gpus.learner to {needed}, or change an axis of the mesh"
+        )
+
+
 def _check_lengths(config: RunConfig) -> None:
     """A trajectory has to fit the engine and a row of the learner."""
     with_dialogue = [stage for stage in config.stages if isinstance(stage, SampleStage | PPOStage)]
@@ -115,12 +139,22 @@ def _check_length(key: str, dialogue: DialogueConfig, name: str, limit: int) -> 
 
 
 def _check_synthetic(config: RunConfig) -> None:
-    """Lessons and the scripted expert know the generated tasks only."""
+    """Lessons and the scripted expert know the generated tasks only, each in the language that they are for."""
+    source, skill = config.tasks.train, config.tasks.skill
     for stage in config.stages:
         needs_them = isinstance(stage, LessonStage) or (isinstance(stage, SampleStage) and stage.policy == "expert")
-        if needs_them and not config.tasks.train.startswith("synthetic:"):
+        if needs_them and not is_synthetic(source):
             raise ConfigError(
                 f"stages.{stage.name}: the scripted expert and its lessons cover synthetic tasks, and "
-                f"tasks.train={config.tasks.train}; use synthetic:train, or leave this stage out and start from a "
+                f"tasks.train={source}; use synthetic:train, or leave this stage out and start from a "
                 "pretrained model"
             )
+        if needs_them and (skill not in DIALECTS or (source.startswith(GPU_SPACE.name) and skill != "cuda")):
+            raise ConfigError(
+                f"stages.{stage.name}: the scripted expert writes C++ (tasks.skill: cpp) for synthetic:train and CUDA "
+                f"(cuda) for {GPU_SPACE.name}:train; here tasks.skill={skill} and tasks.train={source}"
+            )
+    experts = [stage for stage in config.stages if isinstance(stage, SampleStage) and stage.policy == "expert"]
+    if len({stage.dialogue.parser for stage in experts}) > 1:
+        names = ", ".join(f"stages.{stage.name}.dialogue.parser={stage.dialogue.parser}" for stage in experts)
+        raise ConfigError(f"{names}: the scripted expert writes tool calls in one way; give these stages one parser")

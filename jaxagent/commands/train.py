@@ -22,6 +22,7 @@ from jaxagent.run.folder import RunFolder, create_run, open_run
 from jaxagent.run.fork import copy_start
 from jaxagent.run.metrics_log import MetricsLog, read_metrics
 from jaxagent.run.progress import RunProgress
+from jaxagent.run.time_limit import TimeLimit, TimeUpError
 from jaxagent.run.trackers import start_trackers
 from jaxagent.schedule.cluster import Cluster
 from jaxagent.schedule.run import Run
@@ -31,12 +32,18 @@ from rollout.store import TrajectoryStore
 from sandbox.types import Task
 
 
-async def train(config: RunConfig) -> Path:
-    """Starts a new run. Returns its folder; where nothing was done yet when it failed, no folder stays behind."""
+async def train(config: RunConfig, *, stop_after_s: float | None = None) -> Path:
+    """Starts a new run. Returns its folder; where nothing was done yet when it failed, no folder stays behind.
+
+    Raises TimeUpError where `stop_after_s` seconds were not enough: the run is saved then, and can be resumed.
+    """
+    limit = TimeLimit(stop_after_s)
     tasks = check_inputs(config)
     folder = create_run(config, fill=lambda part: copy_start(config, part))
     try:
-        return await _run(folder, config, tasks)
+        return await _run(folder, config, tasks, limit)
+    except TimeUpError:  # what took the time, baselines say, is kept, and the run can be resumed
+        raise
     except BaseException:  # Ctrl-C and SIGTERM too; raised again
         if not has_begun(folder):
             shutil.rmtree(folder.root, ignore_errors=True)
@@ -59,14 +66,15 @@ def _how_to_go_on(folder: RunFolder) -> str:
     return "nothing was done yet"
 
 
-async def resume(root: Path, overrides: Sequence[str] = ()) -> Path:
-    """Continues the run in `root` after its last checkpoint, with what `overrides` change. Returns its folder."""
+async def resume(root: Path, overrides: Sequence[str] = (), *, stop_after_s: float | None = None) -> Path:
+    """Continues the run in `root` after its last checkpoint, with what `overrides` change. Otherwise as `train`."""
+    limit = TimeLimit(stop_after_s)
     folder, config = open_run(root)
     config = amended(folder, config, overrides)
-    return await _run(folder, config, check_inputs(config))
+    return await _run(folder, config, check_inputs(config), limit)
 
 
-async def _run(folder: RunFolder, config: RunConfig, tasks: tuple[list[Task], list[Task]]) -> Path:
+async def _run(folder: RunFolder, config: RunConfig, tasks: tuple[list[Task], list[Task]], limit: TimeLimit) -> Path:
     clock = RunClock(folder.clock)
     train_tasks, heldout_tasks = tasks
     # The store has one writer, so from here on nobody else changes the folder.
@@ -78,10 +86,13 @@ async def _run(folder: RunFolder, config: RunConfig, tasks: tuple[list[Task], li
         )
         async with Cluster(config, folder, progress) as cluster:
             metrics = MetricsLog(folder, start_trackers(config, folder))
-            run = Run(config, folder, cluster, store, metrics, progress, clock, train_tasks, heldout_tasks)
+            run = Run(config, folder, cluster, store, metrics, progress, clock, train_tasks, heldout_tasks, limit)
             try:
                 with stop_in_order(lambda: _how_to_go_on(folder)):
                     results = await _walk(run)
+            except TimeUpError as error:
+                await run.save_unsaved()
+                raise TimeUpError(f"{error}; continue with: jaxagent train --resume {folder.root}") from None
             finally:
                 metrics.close()
                 clock.save()
@@ -95,7 +106,7 @@ async def _walk(run: Run) -> list[EvaluationResult]:
     run.train_tasks = fitting_tasks(
         run.config, run.train_tasks, run.heldout_tasks, model_dir=model_dir, say=run.progress.say
     )
-    await run.cluster.prepare([*run.train_tasks, *run.heldout_tasks], model_dir)
+    await run.limit.wait(run.cluster.prepare([*run.train_tasks, *run.heldout_tasks], model_dir))
     at = await run.cluster.learner.restore()
     results = []
     for index, stage in enumerate(run.config.stages):
@@ -119,7 +130,7 @@ async def evaluate_heldout(run: Run, label: str) -> EvaluationResult:
     config, folder = run.config, run.folder.evaluations / label
     if not (folder / "result.json").exists():
         await run.cluster.publish()
-    result = await evaluate(
+    evaluating = evaluate(
         folder,
         label=label,
         tasks=run.heldout_tasks,
@@ -133,6 +144,7 @@ async def evaluate_heldout(run: Run, label: str) -> EvaluationResult:
         seed=config.seed,
         progress=run.progress,
     )
+    result = await run.limit.wait(evaluating)
     run.progress.say(f"  held-out after {label}: mean reward {show(result.figures['mean_reward'])}")
     return result
 

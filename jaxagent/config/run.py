@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from jaxagent.config.gpus import GpuConfig
 from jaxagent.config.learner import LearnerConfig
 from jaxagent.config.model import ModelConfig
 from jaxagent.config.stages import Stage
@@ -18,7 +19,8 @@ class TaskConfig(Config):
     """Which problems are trained and evaluated on."""
 
     train: str
-    """A file, a folder, a parquet in the Ops-6K schema, or `synthetic:SEED` for the demo's generated tasks."""
+    """A file, a folder, a parquet in the Ops-6K schema, or generated tasks: `synthetic:train` for a CPU,
+    `synthetic_cuda:train` for a GPU, with `:SEED` behind it for another set. Several are joined by ` + `."""
     heldout: str
     skill: str = "cpp"
     limit: int | None = Field(default=None, gt=0)
@@ -103,6 +105,7 @@ class RunConfig(Config):
     stages: list[Stage] = Field(min_length=1)
     learner: LearnerConfig = LearnerConfig()
     engine: EngineConfig = EngineConfig()
+    gpus: GpuConfig = GpuConfig()
     rollout: RolloutConfig = RolloutConfig()
     sandbox: SandboxConfig = SandboxConfig()
     compile: CompileConfig = CompileConfig()

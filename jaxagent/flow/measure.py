@@ -20,9 +20,9 @@ from jaxagent.flow.simulate import STAGE, FlowPlan, FlowResult
 from jaxagent.synthesis.sources import resolve_tasks
 from rollout.actors import EngineActor, call, engine_policy, start_rollout_actors
 from rollout.config import DialogueConfig, EngineConfig
+from rollout.packages import WeightsPackage
 from rollout.store import TrajectoryStore
 from rollout.types import Trajectory
-from rollout.weights import WeightsPackage
 from sandbox.config import SandboxConfig
 from sandbox.types import Candidate, Judge, Judgement, Outcome, Sanitized, Task
 

@@ -101,6 +101,15 @@ class Checkpoints:
             restored = reader.restore(self._folder / str(number) / "arrays", args=args)
         return _filled(like, abstract, restored)
 
+    def raw_arrays(self, number: int | None = None) -> dict[str, np.ndarray]:
+        """Every array of a checkpoint on the host, by the path it was saved under."""
+        number = self._existing(number)
+        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in self._saved_shapes(number)}
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            return reader.restore(
+                self._folder / str(number) / "arrays", args=ocp.args.PyTreeRestore(restore_args=as_numpy)
+            )
+
     def close(self) -> None:
         self._manager.close()
 

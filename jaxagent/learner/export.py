@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 from flax import nnx
 
+from jaxagent.config.learner import LearnerConfig
 from jaxagent.config.load import ConfigError
 from jaxagent.learner.checkpoint import Checkpoints
 from jaxagent.learner.types import TrainState
 from jaxagent.models.decoder import Decoder, abstract_decoder
 from jaxagent.models.export import export_hf
-from jaxagent.models.params import load_config
+from jaxagent.models.lora import add_adapters, trainable
+from jaxagent.models.params import load_config, load_decoder
 from jaxagent.run.folder import RunFolder, open_run, starting_model
 
 
@@ -41,7 +42,7 @@ def export_run(run_dir: Path, out: Path, *, stage: str | None = None) -> Exporte
     checkpoints = Checkpoints(checkpoint_folder(folder, stage), writable=False)
     try:
         at = checkpoints.record()["driver"]
-        decoder = _actor(checkpoints, model_dir, dtype=config.learner.param_dtype)
+        decoder = _actor(checkpoints, model_dir, config.learner)
     finally:
         checkpoints.close()
     path = export_hf(decoder, decoder.config, out, source=model_dir)
@@ -67,10 +68,15 @@ def checkpoint_folder(folder: RunFolder, stage: str | None) -> Path:
     return folder.checkpoints
 
 
-def _actor(checkpoints: Checkpoints, model_dir: Path, *, dtype: Any) -> Decoder:
-    """The decoder on one device, whatever mesh it was saved from."""
-    graphdef, params = nnx.split(abstract_decoder(load_config(model_dir), param_dtype=dtype), nnx.Param)
+def _actor(checkpoints: Checkpoints, model_dir: Path, learner: LearnerConfig) -> Decoder:
+    """The decoder on one device, whatever mesh it was saved from. Of one with adapters these alone were saved."""
+    if learner.lora is None:
+        decoder, saved = abstract_decoder(load_config(model_dir), param_dtype=learner.param_dtype), nnx.Param
+    else:
+        decoder, saved = load_decoder(model_dir, dtype=learner.param_dtype), trainable
+        add_adapters(decoder, learner.lora)
+    graphdef, params, rest = nnx.split(decoder, saved, ...)
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), params)
     like = {"actor": TrainState(params=shapes, opt_state=None, num_steps=None, num_skipped=None)}  # type: ignore[arg-type]
-    return nnx.merge(graphdef, checkpoints.some_arrays(like)["actor"].params)
+    return nnx.merge(graphdef, checkpoints.some_arrays(like)["actor"].params, rest)

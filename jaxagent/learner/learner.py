@@ -184,7 +184,26 @@ class Learner:
 
     def weights(self) -> Iterator[tuple[str, np.ndarray]]:
         """The actor's weights under their Hugging Face names, one at a time."""
-        return self._export(self._steps.actor.module())
+        return self._export(self.actor())
+
+    def actor(self) -> Any:
+        """The actor as a module with its current parameters, until the next update."""
+        return self._steps.actor.module()
+
+    def logprobs_of(self, token_ids: Sequence[int]) -> list[float]:
+        """The actor's logprobs of token_ids[1:], each after those before it, at temperature 1."""
+        ids = np.asarray(token_ids, np.int32)
+        sequence = TokenSequence(
+            trajectory_id="probe",
+            token_ids=ids,
+            loss_mask=np.arange(len(ids)) > 0,
+            rollout_logprobs=np.zeros(len(ids), np.float32),
+            policy_versions=np.full(len(ids), -1, np.int32),
+            truncated=False,
+        )
+        minibatch = Minibatch.short(sequence, config=self._config, mesh=self._steps.mesh)
+        logprobs = self._steps.logprobs(minibatch, temperature=1.0)
+        return minibatch.policy_tokens({"logprobs": logprobs})["logprobs"].tolist()
 
     def save(self, checkpoints: Checkpoints | PortableCheckpoint, driver: dict[str, Any]) -> int:
         """Saves everything, and the driver's own JSON record; returns the checkpoint's number."""

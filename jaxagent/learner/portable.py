@@ -71,14 +71,22 @@ class PortableCheckpoint:
         Raises CheckpointError where a file is missing or changed, or the checkpoint is of another model.
         """
         del number
-        pieces: dict[str, np.ndarray] = {}
-        for name, digest in self._about()["sha256"].items():
-            pieces |= load(self._read(name, digest))
-        saved = _joined(pieces)
+        saved = self._saved()
         wanted = by_path(like)
         check_shapes(str(self._folder), {name: shape for name, (shape, _) in saved.items()}, wanted)
         leaves = [_placed_like(want, *saved[name]) for name, want in wanted.items()]
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+    def raw_arrays(self) -> dict[str, np.ndarray]:
+        """Every array by the path it was saved under. Raises CheckpointError where a file is missing or changed."""
+        return {name: values.reshape(shape) for name, (shape, values) in self._saved().items()}
+
+    def _saved(self) -> dict[str, tuple[tuple[int, ...], np.ndarray]]:
+        """name -> (shape, values)."""
+        pieces: dict[str, np.ndarray] = {}
+        for name, digest in self._about()["sha256"].items():
+            pieces |= load(self._read(name, digest))
+        return _joined(pieces)
 
     def _about(self) -> dict[str, Any]:
         path = self._folder / RECORD_FILE

@@ -17,6 +17,7 @@ from jaxagent.config.run import RunConfig
 from jaxagent.config.stages import FineTuneStage, LessonStage, PPOStage, SampleStage, Stage, ValuePretrainStage
 from jaxagent.learner.checkpoint import Checkpoints
 from jaxagent.learner.learner import Learner
+from jaxagent.learner.outgoing import make_outgoing
 from jaxagent.mesh.devices import provide_devices
 from jaxagent.mesh.sharding import make_mesh
 from jaxagent.models.config import ComputeConfig
@@ -33,18 +34,30 @@ from jaxagent.synthesis.expert import expert_texts
 from jaxagent.synthesis.lessons import lesson_sequences, lesson_tasks
 from jaxagent.synthesis.sources import resolve_tasks
 from rollout.chat import ChatFormat
+from rollout.packages import Package, PackedPackage, Probe
 from rollout.types import Trajectory
-from rollout.weights import WeightsPackage, WeightsWriter
 from sandbox.quiet import QuietLease
 from sandbox.skill import load_skill
 
+PROBE_TEXT = """import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, x):
+        return torch.relu(x)
+"""
 COMPILATION_CACHE = Path("~/.cache/jaxagent/xla")
 
 
 class LearnerService:
     """One learner of one run. Blocking; an actor gives it a process of its own."""
 
-    def __init__(self, config: RunConfig, root: str) -> None:
+    def __init__(self, config: RunConfig, root: str, *, host: str = "127.0.0.1") -> None:
+        """`host`: this machine's address for engines on others."""
         self._folder = RunFolder(Path(root))
         provide_devices(config.learner.mesh)
         # A run compiles the same few functions as the last one on this machine: half a minute of the demo.
@@ -66,7 +79,8 @@ class LearnerService:
             vocab_size=load_config(self._model_dir).vocab_size,
         )
         self._checkpoints = Checkpoints(self._folder.checkpoints, keep_last=config.checkpoint.keep_last)
-        self._weights = WeightsWriter()
+        self._weights = make_outgoing(config, host=host)
+        self._probe = probe_tokens(self._model_dir, config.engine.probe_tokens)
         self._config = config
         self._lessons: dict[str, list[TokenSequence]] = {}
 
@@ -111,9 +125,14 @@ class LearnerService:
     ) -> list[dict[str, Any]]:
         return self._learner.value_updates(trajectories, stage, max_updates=max_updates)
 
-    def write_weights(self) -> WeightsPackage:
-        """The actor's weights in shared memory, for engines on this machine."""
-        return self._weights.write(self._learner.weights(), version=self._learner.policy_version)
+    def write_weights(self) -> Package:
+        """The actor's weights where engines can get at them, with what it makes of a few tokens itself."""
+        probe = Probe(token_ids=self._probe, logprobs=self._learner.logprobs_of(self._probe)) if self._probe else None
+        return self._weights.write(self._learner.actor(), version=self._learner.policy_version, probe=probe)
+
+    def send_weights(self, package: PackedPackage) -> None:
+        """The learner's part in an engine's exchange, where one is needed; may run while anything else does."""
+        self._weights.send(package)
 
     def save(self, driver: dict[str, Any]) -> int:
         """A checkpoint with the driver's record; that of a stage's end is kept for runs that start from it."""
@@ -137,6 +156,12 @@ class LearnerService:
         self._weights.close()
 
 
+def probe_tokens(model_dir: Path, count: int) -> list[int]:
+    """The first so many tokens of a text that every model finds mostly likely; none for fewer than two."""
+    token_ids = list(ChatFormat.from_folder(model_dir).encode(PROBE_TEXT)[:count])
+    return token_ids if len(token_ids) > 1 else []
+
+
 def make_lessons(config: RunConfig, stage: LessonStage | FineTuneStage, model_dir: Path) -> list[TokenSequence]:
     """Lessons with the openings of the run's own dialogues, one of each kind; no task of the run is among them.
 
@@ -156,7 +181,7 @@ def prepare_model(config: RunConfig, folder: RunFolder) -> Path:
     """The Hugging Face folder that the run starts from; a scratch model is made once, with its tokenizer."""
     if isinstance(config.model, PretrainedModelConfig) or folder.initial_model.exists():
         return starting_model(config, folder)
-    texts = expert_texts(resolve_tasks(config.tasks.train))
+    texts = expert_texts(resolve_tasks(config.tasks.train), skill=config.tasks.skill)
     tokenizer = train_tokenizer(texts, vocab_size=config.model.vocab_size, max_context=config.learner.row_tokens)
     end, padding = (tokenizer.convert_tokens_to_ids(token) for token in (END_OF_MESSAGE, PADDING))
     assert isinstance(end, int) and isinstance(padding, int)

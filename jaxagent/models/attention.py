@@ -1,12 +1,13 @@
-"""Causal attention over packed rows: a token sees the earlier tokens of its own segment, and no dense [T, T] mask.
+"""Causal attention over packed rows: a token sees the earlier tokens of its own segment.
 
 Axes: B rows, T tokens of a row, N query heads, K key/value heads (N = K * G), H head_dim; q and s index queries and
 keys of a tile. A segment is one contiguous run of equal segment_ids in a row, and 0 is padding, whose outputs mean
 nothing. With a window a token sees the last `window` tokens only, itself included.
 
-Two paths give the same numbers up to rounding:
+Three paths give the same numbers up to rounding:
     masked      all scores at once: for rows of a tile or two, and the oracle of the tests
     blockwise   tiles with a running softmax (jaxagent/models/blockwise.py): memory linear in T
+    cudnn       NVIDIA's fused kernels, in bfloat16; the one that takes a mask [T, T]
 
 On a mesh (that of jax.set_mesh) each device computes its own rows and heads. Where rows are split along their length
 (jaxagent/mesh/context.py) it gathers the keys and values of whole rows and computes its own queries.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,11 @@ from jaxagent.mesh.sharding import BATCH_AXES
 from jaxagent.models.blockwise import HIDDEN_SCORE, blockwise_attention, in_reach
 from jaxagent.models.chunks import largest_divisor
 from jaxagent.models.config import ComputeConfig
+
+CUDNN_MAX_HEAD_DIM = 128
+"""On every architecture, for the backward pass too."""
+_CUDNN_MULTIPLE = 64
+"""Rows are filled up to a multiple of it, so that tiles are whole."""
 
 
 def attend(
@@ -54,9 +61,11 @@ def _attend_locally(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, window, *, compute: 
     num_tokens = q_BTNH.shape[1]
     path = compute.attention
     if path == "auto":
-        path = "masked" if num_tokens <= compute.masked_max_tokens else "blockwise"
+        path = chosen_path(num_tokens, compute, head_dim=q_BTNH.shape[3])
     if path == "masked":
         return masked_attention(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, scale=scale, window=window)
+    if path == "cudnn":
+        return cudnn_attention(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, scale=scale, window=window)
     block_q, block_kv = min(compute.block_q, num_tokens), min(compute.block_kv, num_tokens)
     padding = -num_tokens % math.lcm(block_q, block_kv)
     q_BTNH, k_BTKH, v_BTKH = _pad_tokens(q_BTNH, padding), _pad_tokens(k_BTKH, padding), _pad_tokens(v_BTKH, padding)
@@ -66,6 +75,14 @@ def _attend_locally(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, window, *, compute: 
         q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, segment_ids_BT, starts, window, scale=scale, block_kv=block_kv
     )
     return out_BTNH[:, :num_tokens]
+
+
+def chosen_path(num_tokens: int, compute: ComputeConfig, *, head_dim: int) -> Literal["masked", "blockwise", "cudnn"]:
+    """The path that attention="auto" takes for rows of so many tokens on the default backend."""
+    has_kernel = jax.default_backend() == "gpu" and compute.dtype == "bfloat16" and head_dim % 8 == 0
+    if has_kernel and head_dim <= CUDNN_MAX_HEAD_DIM and num_tokens <= compute.cudnn_max_tokens:
+        return "cudnn"
+    return "masked" if num_tokens <= compute.masked_max_tokens else "blockwise"
 
 
 def _over(mesh: AbstractMesh, compute: ComputeConfig, *, num_heads: int, num_kv: int, scale: float | None):
@@ -116,6 +133,30 @@ def masked_attention(
     visible = visible & in_reach(index_T, index_T, window)[None]
     probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, HIDDEN_SCORE), axis=-1).astype(v_BTKH.dtype)
     return jnp.einsum("BKGqs,BsKH->BqKGH", probs, v_BTKH).reshape(q_BTNH.shape)
+
+
+def cudnn_attention(
+    q_BTNH: Float[Array, "B T N H"],
+    k_BTKH: Float[Array, "B T K H"],
+    v_BTKH: Float[Array, "B T K H"],
+    segment_ids_BT: Int[Array, "B T"],
+    *,
+    scale: float | None = None,
+    window: Int[Array, ""] | None = None,
+) -> Float[Array, "B T N H"]:
+    """cuDNN's flash attention, forward and backward; q, k and v in bfloat16, on an NVIDIA GPU."""
+    num_tokens = q_BTNH.shape[1]
+    padding = -num_tokens % _CUDNN_MULTIPLE
+    q_BTNH, k_BTKH, v_BTKH = _pad_tokens(q_BTNH, padding), _pad_tokens(k_BTKH, padding), _pad_tokens(v_BTKH, padding)
+    segment_ids_BT = _pad_tokens(segment_ids_BT, padding)
+    visible_B1TT = (segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :])[:, None]
+    if window is not None:  # traced, and so no argument of the kernel's own
+        index_T = jnp.arange(num_tokens + padding)
+        visible_B1TT = visible_B1TT & in_reach(index_T, index_T, window)[None, None]
+    out_BTNH = jax.nn.dot_product_attention(
+        q_BTNH, k_BTKH, v_BTKH, mask=visible_B1TT, is_causal=True, scale=scale, implementation="cudnn"
+    )
+    return out_BTNH[:, :num_tokens]
 
 
 def _pad_tokens(x: Array, padding: int) -> Array:

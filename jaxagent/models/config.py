@@ -44,8 +44,11 @@ class ComputeConfig:
     keep_attention: all of a layer but its attention, whose outputs are kept beside the hidden state."""
     unroll_layers: int = 1
     """Layers compiled one after the other in one step of the scan over layers."""
-    attention: Literal["auto", "masked", "blockwise"] = "auto"
-    """auto: masked up to masked_max_tokens, else blockwise."""
+    attention: Literal["auto", "masked", "blockwise", "cudnn"] = "auto"
+    """auto: on a GPU, in bfloat16 and with rows of at most cudnn_max_tokens, cudnn; else masked up to
+    masked_max_tokens, and blockwise beyond."""
+    cudnn_max_tokens: int = 16_384
+    """cuDNN is told of packed rows by a mask of T x T x 2 bytes a row: half a GiB at this length."""
     masked_max_tokens: int = 128
     block_q: int = 128
     block_kv: int = 128
@@ -65,7 +68,10 @@ class ComputeConfig:
         return cls(dtype=config.compute_dtype, remat=config.remat, expert_chunk_tokens=config.expert_chunk_tokens)
 
     def __post_init__(self) -> None:
-        tiles, experts = ("masked_max_tokens", "block_q", "block_kv"), ("expert_block_rows", "expert_chunk_tokens")
+        tiles, experts = (
+            ("masked_max_tokens", "cudnn_max_tokens", "block_q", "block_kv"),
+            ("expert_block_rows", "expert_chunk_tokens"),
+        )
         for name in ("unroll_layers", *tiles, *experts):
             value = getattr(self, name)
             if value is not None and value <= 0:

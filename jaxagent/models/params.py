@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,25 +62,49 @@ def load_config(folder: str | Path) -> DecoderConfig:
     return from_hf(json.loads(path.read_text()))
 
 
-def named_weights(decoder: Decoder) -> Iterator[tuple[str, np.ndarray]]:
+Names = Callable[[str], bool]
+"""Of stored names in which {} stands for a layer (and an expert): those that are wanted."""
+
+
+def named_weights(decoder: Decoder, wanted: Names = lambda _: True) -> Iterator[tuple[str, np.ndarray]]:
     """Every weight under its Hugging Face name, in Hugging Face layout and the parameters' dtype, adapters merged.
 
     Contiguous host arrays; host memory holds one parameter of at most 1 GiB, or one layer of a larger one. Tied heads
     have no tensor.
     """
+    for rule, name, value in _stored_values(decoder, wanted, lambda value: np.asarray(to_host(value))):
+        yield name, rule.to_hf(value)
+
+
+def device_weights(decoder: Decoder, device: Any, wanted: Names = lambda _: True) -> Iterator[tuple[str, jax.Array]]:
+    """The same as arrays on one device; what a mesh holds in parts is put together there, a layer at a time."""
+
+    def gathered(value: jax.Array) -> jax.Array:
+        return jax.device_put(value if value.is_fully_addressable else to_host(value), device)
+
+    for rule, name, value in _stored_values(decoder, wanted, gathered, fetched_whole_bytes=0):
+        yield name, rule.arranged(value)
+
+
+def _stored_values(
+    decoder: Decoder, wanted: Names, fetch: Callable[[Any], Any], *, fetched_whole_bytes: int = _FETCHED_WHOLE_BYTES
+) -> Iterator[tuple[Rule, str, Any]]:
+    """(rule, name, what `fetch` made of the parameter) for every stored tensor."""
     merged = merged_kernels(decoder)
     for rule, parameter in stored_parameters(decoder):
+        if not wanted(rule.hf_name):
+            continue
         value = parameter.get_value()
         if rule.num_stacked == 0:
-            yield rule.hf_name, rule.to_hf(np.asarray(to_host(value)))
+            yield rule, rule.hf_name, fetch(value)
             continue
-        if value.nbytes <= _FETCHED_WHOLE_BYTES and rule.path not in merged:
-            value = to_host(value)
+        if value.nbytes <= fetched_whole_bytes and rule.path not in merged:
+            value = fetch(value)
         for layer in range(decoder.config.num_layers):
             of_layer = merged[rule.path](layer) if rule.path in merged else value[layer]
-            fetched = np.asarray(to_host(of_layer))[None]
+            fetched = fetch(of_layer)[None]
             for place in rule.places(fetched.shape):
-                yield rule.hf_name.format(layer, *place[1:]), rule.to_hf(fetched[place])
+                yield rule, rule.hf_name.format(layer, *place[1:]), fetched[place]
 
 
 def stored_parameters(decoder: Backbone) -> Iterator[tuple[Rule, nnx.Param]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -37,12 +38,14 @@ class Rule:
 
     def to_hf(self, value: np.ndarray) -> np.ndarray:
         """One layer's, or expert's, parameter -> the stored layout, contiguous."""
+        return np.ascontiguousarray(self.arranged(value))
+
+    def arranged(self, value: Any) -> Any:
+        """The same for an array on any device."""
         if self.num_inputs == 0:
-            flat = value.reshape(-1) if self.path[-1] == "bias" else value
-        else:
-            num_in = int(np.prod(value.shape[: self.num_inputs]))
-            flat = value.reshape(num_in, -1).T
-        return np.ascontiguousarray(flat)
+            return value.reshape(-1) if self.path[-1] == "bias" else value
+        num_in = int(np.prod(value.shape[: self.num_inputs]))
+        return value.reshape(num_in, -1).T
 
     def from_hf(self, stored: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """The stored tensor -> one layer's, or expert's, parameter. Raises WeightsError where the sizes don't fit."""

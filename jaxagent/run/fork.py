@@ -40,7 +40,8 @@ def copy_start(config: RunConfig, folder: RunFolder) -> None:
             shutil.copytree(source.evaluations / stage, folder.evaluations / stage)
     if source.verdicts.exists():
         shutil.copy(source.verdicts, folder.verdicts)
-    _copy_log(source, folder, config, stages)
+    with TrajectoryStore(source.store, writable=False) as log:
+        log.copy_to(folder.store, config.store, stages=stages)
     write_json(folder.origin, read_origin(folder) | {"started_from": read_origin(source)["id"]})
 
 
@@ -69,20 +70,6 @@ def common_stages(config: RunConfig, source: RunConfig, *, after: str) -> list[s
                 "make them the same"
             )
     return [stage.name for stage in config.stages[:index]]
-
-
-def _copy_log(source: RunFolder, folder: RunFolder, config: RunConfig, stages: list[str]) -> None:
-    with (
-        TrajectoryStore(source.store, writable=False) as there,
-        TrajectoryStore(folder.store, config.store) as here,
-    ):
-        for stage in stages:
-            for trajectory in there.trajectories(stage=stage):
-                here.append(trajectory)
-            for name, reason in there.dropped(stage).items():
-                here.drop(name, reason)
-            for manifest in there.manifests(stage):
-                here.append_manifest(stage, manifest.update, manifest.trajectory_ids, manifest.policy_version)
 
 
 def link_tree(source: Path, target: Path) -> None:

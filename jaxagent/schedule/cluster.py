@@ -1,6 +1,6 @@
 """The Ray actors of one training run: those that roll out, and a learner.
 
-driver ─► learner                         trains, writes weights to shared memory
+driver ─► learner                         trains, hands out weights
        ─► judge, engines, rollout actors  see jaxagent.collection.rollout_cluster
 """
 
@@ -26,6 +26,7 @@ from jaxagent.synthesis.expert import ExpertPolicy
 from rollout.actors import call
 from rollout.chat import ChatFormat
 from rollout.config import DialogueConfig
+from rollout.packages import PackedPackage
 from rollout.types import Policy, RolloutError, Trajectory
 from sandbox.types import Task
 
@@ -79,6 +80,10 @@ class LearnerClient:
         self.version = await self.call("policy_version")
         return metrics
 
+    async def send(self, package: PackedPackage) -> None:
+        """Takes part in an engine's exchange; in a thread of its own, so an update under way does not hold it up."""
+        await call(self._handle.send, package, died=RolloutError)
+
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return await call(self._handle.call, method, *args, died=RolloutError, **kwargs)
 
@@ -86,13 +91,15 @@ class LearnerClient:
 class Cluster(RolloutCluster):
     """The actors of a training run: a learner besides."""
 
+    _has_learner = True
+
     def __init__(self, config: RunConfig, folder: RunFolder, progress: RunProgress) -> None:
         super().__init__(config, progress, verdicts=folder.verdicts)
         self._folder = folder
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
-        self._learner_handle = LearnerActor.remote()
+        self._learner_handle = LearnerActor.options(**self._placement.learner()).remote()
         self.learner = LearnerClient(self._learner_handle)
         return self
 
@@ -109,10 +116,8 @@ class Cluster(RolloutCluster):
         """Engines (in the background) and rollout actors; and the baseline times of all tasks."""
         self.start_engines(model_dir)
         actor = self.engine_policies(model_dir)
-        await self.start_rollout_actors(
-            lambda number: {"actor": actor(number), "expert": functools.partial(expert_policy, model_dir)},
-            self._dialogues(),
-        )
+        expert = functools.partial(expert_policy, self._config, model_dir)
+        await self.start_rollout_actors(lambda number: {"actor": actor(number), "expert": expert}, self._dialogues())
         started = time.monotonic()
         with self._progress.counting("baselines", len(tasks)) as advance:
             await self.judge.prepare(list(tasks), lambda *_: advance())
@@ -133,15 +138,21 @@ class Cluster(RolloutCluster):
         if self._published == self.learner.version:
             return {}
         self._package = package = await self.learner.call("write_weights")
-        reports = await asyncio.gather(*(self._publish_to(engine, package) for engine in self._engines))
+        reports = await asyncio.gather(*(self._publish_to(index, package) for index in range(len(self._engines))))
         self._published = package.version
         numbers = {name for report in reports for name, value in report.items() if isinstance(value, int | float)}
         return {f"publish_{name}": max(float(report.get(name, 0.0)) for report in reports) for name in sorted(numbers)}
+
+    async def _send(self, package: PackedPackage) -> None:
+        await self.learner.send(package)
 
     def _dialogues(self) -> list[DialogueConfig]:
         stages = [stage for stage in self._config.stages if isinstance(stage, SampleStage | PPOStage)]
         return [stage.dialogue for stage in stages] + [self._config.evaluation.dialogue]
 
 
-def expert_policy(tokenizer_dir: Path) -> Policy:
-    return ExpertPolicy(ChatFormat.from_folder(tokenizer_dir))
+def expert_policy(config: RunConfig, tokenizer_dir: Path) -> Policy:
+    """The scripted expert in the skill's language and in the syntax of the stages that it plays in."""
+    played = [stage for stage in config.stages if isinstance(stage, SampleStage) and stage.policy == "expert"]
+    parser = played[0].dialogue.parser if played else "qwen3_coder"
+    return ExpertPolicy(ChatFormat.from_folder(tokenizer_dir), parser=parser, skill=config.tasks.skill)

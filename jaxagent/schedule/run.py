@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxagent.config.run import RunConfig
@@ -12,6 +12,7 @@ from jaxagent.run.clock import RunClock
 from jaxagent.run.folder import RunFolder
 from jaxagent.run.metrics_log import MetricsLog
 from jaxagent.run.progress import RunProgress
+from jaxagent.run.time_limit import TimeLimit
 from jaxagent.schedule.cluster import Cluster
 from rollout.store import TrajectoryStore
 from sandbox.types import Task
@@ -33,6 +34,9 @@ class Run:
     clock: RunClock
     train_tasks: Sequence[Task]
     heldout_tasks: Sequence[Task]
+    limit: TimeLimit = field(default_factory=TimeLimit)
+    _unsaved: tuple[Stage, int] | None = None
+    """Stage and updates of what the learner knows and no checkpoint holds."""
 
     async def record(self, stage: Stage, update: int, total: int, values: Mapping[str, Any]) -> None:
         """One update is done: log it, show it, and save a checkpoint when one is due.
@@ -47,6 +51,7 @@ class Run:
             self.progress.update_line(stage.name, update, total, values)
         settings = self.config.checkpoint
         every = settings.every_updates if is_ppo else settings.every_log_updates
+        self._unsaved = stage, done
         if done == total or done % every == 0:
             await self.checkpoint(stage, done, complete=done == total)
 
@@ -59,3 +64,10 @@ class Run:
         index = [other.name for other in self.config.stages].index(stage.name)
         record = {"stage": index, "name": stage.name, "updates": updates, "complete": complete}
         await self.cluster.learner.call("save", record)
+        self._unsaved = None
+
+    async def save_unsaved(self) -> None:
+        """A checkpoint of the updates since the last one, where a session ends between two that are due."""
+        if self._unsaved is not None:
+            stage, updates = self._unsaved
+            await self.checkpoint(stage, updates, complete=False)

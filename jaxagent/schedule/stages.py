@@ -58,7 +58,7 @@ async def sample(run: Run, stage: SampleStage) -> None:
     started, before = time.monotonic(), len(window.ready)
     with run.progress.counting(stage.name, stage.trajectories, done=before) as advance:
         async with collector_of(run, stage, window, policy=stage.policy, on_accept=lambda _: advance()) as collector:
-            await collector.complete()
+            await run.limit.wait(collector.complete())
     trajectories = list(run.store.trajectories(stage=stage.name))
     values = sample_metrics(trajectories) | {
         "seconds": time.monotonic() - started,
@@ -113,6 +113,7 @@ async def train_offline(
         for values in records:
             await run.record(stage, update, total, {**values, **(always or {})})
             update += 1
+        run.limit.check()
 
 
 def trainable(store: TrajectoryStore, stage: FineTuneStage | ValuePretrainStage) -> list[Trajectory]:
@@ -141,6 +142,7 @@ async def train_on_rollouts(run: Run, stage: PPOStage, first_update: int) -> Non
     for manifest in replayed:
         values = await learner.ppo_update([run.store.get(name) for name in manifest.trajectory_ids], stage)
         await run.record(stage, manifest.update, stage.updates, values | {"replayed": 1})
+        run.limit.check()
     next_update = first_update + len(replayed)
     if next_update >= stage.updates:
         return
@@ -156,12 +158,13 @@ async def train_on_rollouts(run: Run, stage: PPOStage, first_update: int) -> Non
     async with collector_of(run, stage, window, policy="actor") as collector:
         for update in range(next_update, stage.updates):
             await ppo_update(run, stage, collector, update)
+            run.limit.check()
 
 
 async def ppo_update(run: Run, stage: PPOStage, collector: Collector, update: int) -> None:
     """One batch: wait for it, learn from it, publish the new weights."""
     started = time.monotonic()
-    trajectories = await collector.batch()
+    trajectories = await run.limit.wait(collector.batch())
     collected = time.monotonic()
     values = await run.cluster.learner.ppo_update(trajectories, stage)
     learned = time.monotonic()

@@ -29,7 +29,8 @@ def check_path(
         config = FilterConfig.model_validate(filters)
     except ValidationError as error:
         raise TaskError("tasks check: " + "; ".join(entry["msg"] for entry in error.errors())) from None
-    cores = min(len(os.sched_getaffinity(0)), 2)
-    probe = ProbeConfig(device=device, cores_per_device=cores, num_compilers=cores)
+    there = len(os.sched_getaffinity(0))
+    cores = min(there, 2)
+    probe = ProbeConfig(device=device, cores_per_device=cores, num_compilers=max(there - cores, cores))
     with phase_bars(console) as report, TaskChecker(config, probe, report=report) as checker:
         return checker.check(candidates)

@@ -14,11 +14,14 @@ def add_commands(commands: Any) -> None:
     tasks = commands.add_parser("tasks", help="check a set of tasks")
     actions = tasks.add_subparsers(dest="action", required=True)
     check = actions.add_parser("check", help="run every filter over a folder or parquet and print the funnel")
-    check.add_argument("path", type=Path, metavar="PATH", help="a folder of .py files, a .py file, or a .parquet")
+    check.add_argument(
+        "path", type=Path, metavar="PATH", help="a folder of .py files, a .py file, a .parquet, or synthetic:train"
+    )
     check.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
     check.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="what tasks run on (default: cpu)")
     check.add_argument("--min-ms", type=float, help="least eager time (default: 1)")
     check.add_argument("--max-ms", type=float, help="largest eager time (default: 100)")
+    check.add_argument("--max-operators", type=int, help="that run in one forward pass (default: 5)")
     check.add_argument("--kernelbench", type=Path, metavar="DIR", help="a checkout of KernelBench to keep away from")
     check.set_defaults(run=run_check)
 
@@ -48,7 +51,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     from jaxagent.synthesis.check_command import check_path
     from jaxagent.synthesis.funnel import funnel_json, print_funnel
 
-    given = {"min_ms": arguments.min_ms, "max_ms": arguments.max_ms, "kernelbench": arguments.kernelbench}
+    given = {key: getattr(arguments, key) for key in ("min_ms", "max_ms", "max_operators", "kernelbench")}
     tasks = check_path(
         arguments.path,
         filters={key: value for key, value in given.items() if value is not None},

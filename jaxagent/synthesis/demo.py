@@ -1,22 +1,19 @@
-"""The demo's tasks: synthesised chains over rows of a matrix, where an honest fused kernel beats torch.compile.
+"""Generated tasks: synthesised chains over rows of a matrix, where an honest fused kernel can beat torch.compile.
 
 Held-out tasks use the same operators, constants and sizes, but other compositions and other (rows, cols) pairs.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from jaxagent.synthesis.kernels import OPS, Op, Program, Step, Steps, evaluate, model_source
 from sandbox.types import Task
-
-COLS = (512, 768, 1024, 1536, 2048)
-ROWS = (480, 640, 960, 1280, 1920, 2560)
-MIN_ELEMENTS, MAX_ELEMENTS = 650_000, 1_350_000
-"""Large enough for 2 to 10 ms of torch eager on two cores, small enough to be judged in about a second."""
 
 MAX_ATTEMPTS = 20_000
 MIN_SIGNAL = 30.0
@@ -26,24 +23,89 @@ MAX_ROUNDING = 0.1
 """Largest error of the program in float32, in the same units."""
 MAX_OUTPUT = 1e4
 
-_CLEAR_WINS = ("tanh", "atan", "mish")
-"""Every task has one of these: torch.compile's code for them takes at least twice the time of libmvec's."""
-
 _STREAM = 0x6B65
+_LARGE = 4_000_000
+"""Elements of a task for a GPU, of which fewer rows are probed: hundreds of them are drawn."""
 
-_FAMILIES = ("chain", "row", "reduce")
+
+@dataclass(frozen=True, slots=True)
+class TaskSpace:
+    """Where tasks of one device are drawn from, and how many."""
+
+    name: str
+    """Task ids begin with it."""
+    cols: tuple[int, ...]
+    rows: tuple[int, ...]
+    elements: tuple[int, int]
+    """Least and most of a matrix."""
+    families: tuple[str, ...]
+    """Take turns: what a task is made of, see _draw_ops."""
+    clear_wins: tuple[str, ...]
+    """Every task has one of these."""
+    has_cuda_ops: bool
+    num_train: int
+    num_heldout: int
+    num_heldout_shapes: int
+
+    @property
+    def ops(self) -> list[Op]:
+        return [op for op in OPS.values() if self.has_cuda_ops or not op.only_cuda]
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        least, most = self.elements
+        return [(rows, cols) for cols in self.cols for rows in self.rows if least <= rows * cols <= most]
 
 
-def synthetic_tasks(seed: int = 0, *, num_train: int = 24, num_heldout: int = 8) -> tuple[list[Task], list[Task]]:
+CPU_SPACE = TaskSpace(
+    name="synthetic",
+    cols=(512, 768, 1024, 1536, 2048),
+    rows=(480, 640, 960, 1280, 1920, 2560),
+    # Large enough for 2 to 10 ms of torch eager on two cores, small enough to be judged in about a second.
+    elements=(650_000, 1_350_000),
+    families=("chain", "row", "reduce"),
+    # torch.compile's code for these takes at least twice the time of libmvec's.
+    clear_wins=("tanh", "atan", "mish"),
+    has_cuda_ops=False,
+    num_train=24,
+    num_heldout=8,
+    num_heldout_shapes=4,
+)
+GPU_SPACE = TaskSpace(
+    name="synthetic_cuda",
+    # Beyond 1,024 columns TorchInductor reads a row again for each reduction; one that stays in registers is read once.
+    cols=(1536, 2048, 3072, 4096, 6144),
+    rows=(1536, 2048, 3072, 4096, 6144, 8192),
+    # 32 to 64 MiB of float32: tens of microseconds for an operator of eager on an H200, far above a launch, and a judge
+    # has the tensors of one check over the bus in a few milliseconds. The paper's 1 ms would take ten times the size.
+    elements=(8_000_000, 17_000_000),
+    families=("norms", "reduce", "norms", "chain"),
+    clear_wins=("tanh", "atan", "mish", "softplus", "log1p", "gelu"),
+    has_cuda_ops=True,
+    num_train=200,
+    num_heldout=60,
+    num_heldout_shapes=5,
+)
+SPACES = {space.name: space for space in (CPU_SPACE, GPU_SPACE)}
+
+
+def synthetic_tasks(seed: int = 0, *, space: TaskSpace = CPU_SPACE) -> tuple[list[Task], list[Task]]:
     """(train, heldout): deterministic in `seed`. No composition and no shape of `heldout` occurs in `train`."""
+    train, heldout = _drawn(seed, space)
+    return to_tasks(train, seed, "train", space=space), to_tasks(heldout, seed, "heldout", space=space)
+
+
+@functools.cache
+def _drawn(seed: int, space: TaskSpace) -> tuple[list[Program], list[Program]]:
     rng = np.random.default_rng([seed, _STREAM])
-    shapes, heldout_shapes = _split_shapes(rng)
+    shapes, heldout_shapes = _split_shapes(rng, space)
     usage: Counter[str] = Counter()
     seen: set[frozenset[str]] = set()
-    train = [_draw_program(rng, index, shapes, usage, seen, None) for index in range(num_train)]
+    draw = functools.partial(_draw_program, rng, space, usage, seen)
+    train = [draw(index, shapes, None) for index in range(space.num_train)]
     known = {step for program in train for step in program.steps}
-    heldout = [_draw_program(rng, index, heldout_shapes, usage, seen, known) for index in range(num_heldout)]
-    return to_tasks(train, seed, "train"), to_tasks(heldout, seed, "heldout")
+    heldout = [draw(index, heldout_shapes, known) for index in range(space.num_heldout)]
+    return train, heldout
 
 
 def faulty_steps(program: Program) -> dict[str, list[Steps]]:
@@ -62,20 +124,20 @@ def faulty_steps(program: Program) -> dict[str, list[Steps]]:
                 faults["wrong_constant"].append((*before, Step(step.op, constant), *after))
         if index + 1 < len(body):
             faults["wrong_order"].append((*before, steps[index + 1], step, *steps[index + 2 :]))
-    x, weight = _probe_input(program, seed=1)
-    expected = evaluate(steps, x, weight)
+    inputs = _probe_inputs(program, seed=1)
+    expected = evaluate(steps, *inputs)
     return {
-        kind: [fault for fault in found if _signal(evaluate(fault, x, weight), expected) >= MIN_SIGNAL]
+        kind: [fault for fault in found if _signal(evaluate(fault, *inputs), expected) >= MIN_SIGNAL]
         for kind, found in faults.items()
     }
 
 
-def _split_shapes(rng: np.random.Generator) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def _split_shapes(rng: np.random.Generator, space: TaskSpace) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """(rows, cols) pairs for train and held-out tasks; every single number of the held-out pairs is in a train pair."""
-    pairs = [(rows, cols) for cols in COLS for rows in ROWS if MIN_ELEMENTS <= rows * cols <= MAX_ELEMENTS]
+    pairs, count = space.shapes, space.num_heldout_shapes
     while True:
         order = rng.permutation(len(pairs))
-        train, heldout = [pairs[k] for k in order[4:]], [pairs[k] for k in order[:4]]
+        train, heldout = [pairs[k] for k in order[count:]], [pairs[k] for k in order[:count]]
         known_rows, known_cols = {rows for rows, _ in train}, {cols for _, cols in train}
         if all(rows in known_rows and cols in known_cols for rows, cols in heldout):
             return train, heldout
@@ -83,16 +145,18 @@ def _split_shapes(rng: np.random.Generator) -> tuple[list[tuple[int, int]], list
 
 def _draw_program(
     rng: np.random.Generator,
-    index: int,
-    shapes: list[tuple[int, int]],
+    space: TaskSpace,
     usage: Counter[str],
     seen: set[frozenset[str]],
+    index: int,
+    shapes: list[tuple[int, int]],
     known: set[Step] | None,
 ) -> Program:
     """A program of the family whose turn it is, from operators that were used least so far, and from `known` steps."""
     for _ in range(MAX_ATTEMPTS):
         rows, cols = shapes[index % len(shapes)]
-        steps = tuple(draw_step(rng, op) for op in _draw_ops(rng, _FAMILIES[index % len(_FAMILIES)], usage))
+        family = space.families[index % len(space.families)]
+        steps = tuple(draw_step(rng, op) for op in _draw_ops(rng, space, family, usage))
         program = Program(steps, rows, cols)
         names = frozenset(step.op for step in steps)
         if names in seen or not (known is None or known.issuperset(steps)):
@@ -104,23 +168,33 @@ def _draw_program(
     raise RuntimeError(f"no sound program number {index} in {MAX_ATTEMPTS} draws; ask for fewer synthetic tasks")
 
 
-def _draw_ops(rng: np.random.Generator, family: str, usage: Counter[str]) -> list[Op]:
-    """Two heavy steps, one or two light ones, and what the family asks for, in random order."""
-    heavy = _least_used(rng, lambda op: op.is_heavy, 2, usage)
-    while not any(op.name in _CLEAR_WINS for op in heavy):
-        heavy = _least_used(rng, lambda op: op.is_heavy, 2, usage)
-    light = _least_used(rng, lambda op: not op.is_heavy and not op.over_row, 2 if family == "chain" else 1, usage)
-    ops = heavy + light
+def _draw_ops(rng: np.random.Generator, space: TaskSpace, family: str, usage: Counter[str]) -> list[Op]:
+    """Heavy and light steps and what the family asks for, in random order, a reduction at the end.
+
+    chain: two heavy, two light. row, reduce: two heavy, one light, and over the row one, or none to one before the
+    reduction. norms: one heavy, one or two light, two over the row.
+    """
+    pick = functools.partial(_least_used, rng, space.ops, usage)
+    num_heavy = 1 if family == "norms" else 2
+    heavy = pick(lambda op: op.is_heavy, num_heavy)
+    while not any(op.name in space.clear_wins for op in heavy):
+        heavy = pick(lambda op: op.is_heavy, num_heavy)
+    num_light = 2 if family == "chain" or (family == "norms" and rng.random() < 0.5) else 1
+    ops = heavy + pick(lambda op: not op.is_heavy and not op.over_row, num_light)
     if family == "row" or (family == "reduce" and rng.random() < 0.5):
-        ops += _least_used(rng, lambda op: op.over_row and not op.reduces, 1, usage)
+        ops += pick(lambda op: op.over_row and not op.reduces, 1)
+    if family == "norms":
+        ops += pick(lambda op: op.over_row and not op.reduces, 2)
     ops = [ops[k] for k in rng.permutation(len(ops))]
     if family == "reduce":
-        ops += _least_used(rng, lambda op: op.reduces, 1, usage)
+        ops += pick(lambda op: op.reduces, 1)
     return ops
 
 
-def _least_used(rng: np.random.Generator, belongs: Callable[[Op], bool], count: int, usage: Counter[str]) -> list[Op]:
-    pool = [op for op in OPS.values() if belongs(op)]
+def _least_used(
+    rng: np.random.Generator, ops: Sequence[Op], usage: Counter[str], belongs: Callable[[Op], bool], count: int
+) -> list[Op]:
+    pool = [op for op in ops if belongs(op)]
     least = min(usage[op.name] for op in pool)
     weights = np.array([0.25 ** (usage[op.name] - least) for op in pool])
     chosen = rng.choice(len(pool), size=count, replace=False, p=weights / weights.sum())
@@ -135,11 +209,12 @@ def _is_sound(program: Program) -> bool:
     """Stable, and no step is idle: a fault in any of them, or another weight, tells in the output."""
     if not is_stable(program):
         return False
-    x, weight = _probe_input(program, seed=1)
-    _, other_weight = _probe_input(program, seed=2)
-    expected = evaluate(program.steps, x, weight)
-    if program.has_weight and _signal(evaluate(program.steps, x, other_weight), expected) < MIN_SIGNAL:
-        return False
+    x, weight, bias = _probe_inputs(program, seed=1)
+    _, other_weight, other_bias = _probe_inputs(program, seed=2)
+    expected = evaluate(program.steps, x, weight, bias)
+    for name, parameters in (("weight", (other_weight, bias)), ("bias", (weight, other_bias))):
+        if program.has(name) and _signal(evaluate(program.steps, x, *parameters), expected) < MIN_SIGNAL:
+            return False
     body = program.steps[:-1] if program.reduces else program.steps
     faults = faulty_steps(program)
     num_constants = sum(len(OPS[step.op].constants) - 1 for step in body if step.constant is not None)
@@ -148,24 +223,26 @@ def _is_sound(program: Program) -> bool:
 
 def is_stable(program: Program) -> bool:
     """The output moves with the input; it rounds well and stays moderate under the judge's transforms of the input."""
-    x, weight = _probe_input(program, seed=1)
-    other, _ = _probe_input(program, seed=2)
-    if _signal(evaluate(program.steps, other, weight), evaluate(program.steps, x, weight)) < MIN_SIGNAL:
+    x, *parameters = _probe_inputs(program, seed=1)
+    other, *_ = _probe_inputs(program, seed=2)
+    if _signal(evaluate(program.steps, other, *parameters), evaluate(program.steps, x, *parameters)) < MIN_SIGNAL:
         return False
     for changed in (x, 3 * x, 0.01 * x, -x, x + 1):
-        y = evaluate(program.steps, changed, weight)
+        y = evaluate(program.steps, changed, *parameters)
         if not np.isfinite(y).all() or np.abs(y).max() > MAX_OUTPUT:
             return False
-        rounded = evaluate(program.steps, changed.astype(np.float32), weight.astype(np.float32))
+        rounded = evaluate(program.steps, *(array.astype(np.float32) for array in (changed, *parameters)))
         if _in_tolerances(rounded, y).max() > MAX_ROUNDING:
             return False
     return True
 
 
-def _probe_input(program: Program, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A few rows of the task's input distribution, and a weight."""
+def _probe_inputs(program: Program, *, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A few rows of the task's input distribution, a weight and a bias."""
     rng = np.random.default_rng(seed)
-    return rng.standard_normal((8, program.cols)), rng.uniform(0.5, 1.5, program.cols)
+    num_rows = 8 if program.rows * program.cols < _LARGE else 2
+    x, weight = rng.standard_normal((num_rows, program.cols)), rng.uniform(0.5, 1.5, program.cols)
+    return x, weight, rng.uniform(-0.5, 0.5, program.cols)
 
 
 def _signal(y: np.ndarray, expected: np.ndarray) -> float:
@@ -174,13 +251,14 @@ def _signal(y: np.ndarray, expected: np.ndarray) -> float:
 
 def _in_tolerances(y: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """Differences in units of the judge's tolerance, 1e-4 (|expected| + its RMS)."""
-    return np.abs(y - expected) / (1e-4 * (np.abs(expected) + np.sqrt(np.mean(expected**2))))
+    allowed = 1e-4 * (np.abs(expected) + np.sqrt(np.mean(expected**2)))
+    return np.abs(y - expected) / np.maximum(allowed, 1e-30)  # an output of zeros
 
 
-def to_tasks(programs: list[Program], seed: int, split: str) -> list[Task]:
+def to_tasks(programs: Sequence[Program], seed: int, split: str, *, space: TaskSpace = CPU_SPACE) -> list[Task]:
     return [
         Task(
-            task_id=f"synthetic_{seed}_{split}_{index:02d}",
+            task_id=f"{space.name}_{seed}_{split}_{index:02d}",
             code=model_source(program),
             source="synthetic",
             ops=[step.op for step in program.steps],

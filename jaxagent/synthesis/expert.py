@@ -1,19 +1,21 @@
-"""The demo's scripted expert: solves synthetic tasks in the real sandbox with kernels of mixed quality.
+"""The scripted expert: solves synthetic tasks in the real sandbox, in C++ or CUDA, with kernels of mixed quality.
 
 It is a teacher on purpose imperfect. A decoder that imitates it knows the language and is right about half of the
-time, so that the reward has something to choose from: right over wrong, vector code over scalar code.
+time, so that the reward has something to choose from: right over wrong, a good frame over a bad one.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxagent.synthesis.demo import faulty_steps
-from jaxagent.synthesis.imagined import KERNEL, PASSED, PROFILE, VERIFY, failed_check, timing
-from jaxagent.synthesis.kernels import Program, Steps, Style, kernel_source, model_new_source, parse_model
+from jaxagent.synthesis.frames import CPP, CUDA, DIALECTS, AnyStyle, Dialect, kernel_source, model_new_source
+from jaxagent.synthesis.imagined import DECLARATION, PASSED, PROFILE, VERIFY, failed_check, timing
+from jaxagent.synthesis.kernels import Program, Steps, parse_model
 from rollout.chat import ChatFormat
 from rollout.config import DialogueConfig
 from rollout.parsers import Parser, make_parser
@@ -22,15 +24,10 @@ from rollout.scripted import Opening, Script, ScriptedPolicy
 from sandbox.skill import load_skill
 from sandbox.types import Task
 
-_PLANS = {
-    Style.VECTOR_PARALLEL: "All rows in parallel, SIMD math.",
-    Style.VECTOR_SERIAL: "One row after the other, SIMD math.",
-    Style.SCALAR_PARALLEL: "All rows in parallel, scalar math.",
-    Style.SCALAR_SERIAL: "One row after the other, scalar math.",
-}
 MAX_REPAIRS = 2
 
-_FAULTS = ("none", "missing_step", "wrong_constant", "wrong_order", "undeclared", "unclosed")
+_FAULTS = ("none", "missing_step", "wrong_constant", "wrong_order", "undeclared", "unclosed", "out_of_bounds")
+_DAMAGES = ("undeclared", "unclosed", "out_of_bounds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +35,10 @@ class Habits:
     """How often the expert does what."""
 
     styles: tuple[float, float, float, float] = (0.2, 0.15, 0.2, 0.45)
-    """Of a first draft, in the order of Style."""
-    faults: tuple[float, ...] = (0.7, 0.1, 0.05, 0.05, 0.05, 0.05)
-    """Of a first draft: none, missing step, wrong constant, wrong order, undeclared variable, missing brace."""
+    """Of a first draft, in the order of the dialect's."""
+    faults: tuple[float, ...] = (0.7, 0.1, 0.05, 0.05, 0.05, 0.05, 0.0)
+    """Of a first draft: none, missing step, wrong constant, wrong order, undeclared variable, missing brace, and in
+    CUDA a block too many, which reads and writes out of bounds."""
     fixes: float = 0.75
     """A rewrite after a failed check is right."""
     profiles: float = 0.7
@@ -53,11 +51,14 @@ class Habits:
     """A call is malformed at first."""
 
 
+CUDA_HABITS = Habits(faults=(0.7, 0.09, 0.04, 0.04, 0.05, 0.04, 0.04))
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A kernel as the expert writes it: its style, the steps it really does, and damage to its text."""
 
-    style: Style
+    style: AnyStyle
     steps: Steps
     damage: str | None = None
 
@@ -69,9 +70,16 @@ class ExpertPolicy(ScriptedPolicy):
     else single-turn. `chat` gives its turns token ids, see ScriptedPolicy.
     """
 
-    def __init__(self, chat: ChatFormat | None = None, *, parser: str = "qwen3_coder", habits: Habits | None = None):
-        self._parser = make_parser(parser)
-        self._habits = habits or Habits()
+    def __init__(
+        self,
+        chat: ChatFormat | None = None,
+        *,
+        parser: str = "qwen3_coder",
+        skill: str = "cpp",
+        habits: Habits | None = None,
+    ) -> None:
+        self._parser, self._dialect = make_parser(parser), DIALECTS[skill]
+        self._habits = habits or habits_in(self._dialect)
         super().__init__(self._play, chat)
 
     def _play(self, opening: Opening) -> Script:
@@ -81,21 +89,32 @@ class ExpertPolicy(ScriptedPolicy):
             self._habits,
             self._parser,
             agentic="utils/verification.py" in opening.system + opening.user,
+            dialect=self._dialect,
         )
 
 
+def habits_in(dialect: Dialect) -> Habits:
+    return CUDA_HABITS if dialect is CUDA else Habits()
+
+
 def expert_script(
-    program: Program, rng: np.random.Generator, habits: Habits, parser: Parser, *, agentic: bool
+    program: Program,
+    rng: np.random.Generator,
+    habits: Habits,
+    parser: Parser,
+    *,
+    agentic: bool,
+    dialect: Dialect = CPP,
 ) -> Script:
     """The expert's side of one dialogue about `program`."""
     play = _work if agentic else _answer_once
-    return play(program, rng, habits, _Writer(parser))
+    return play(program, rng, habits, Writer(parser, dialect))
 
 
 def expert_texts(tasks: Sequence[Task], *, parser: str = "qwen3_coder", skill: str = "cpp") -> list[str]:
     """What a dialogue about `tasks` may hold: openings, the expert's replies, results. A tokenizer learns from it."""
     made = make_parser(parser)
-    writer = _Writer(made)
+    writer = Writer(made, DIALECTS[skill])
     texts: list[str] = []
     for kind in ("single_turn", "agentic"):
         dialogue = DialogueConfig.model_validate({"kind": kind})
@@ -103,7 +122,7 @@ def expert_texts(tasks: Sequence[Task], *, parser: str = "qwen3_coder", skill: s
         texts += [f"system\n{opening.system}", f"user\n{opening.user}"]
     for task in tasks:
         program = parse_model(task.code)
-        for style in Style:
+        for style in writer.dialect.styles:
             draft = Draft(style, program.steps)
             texts += [task.code, writer.answer(program, draft), writer.repair(program, draft)]
             texts += [writer.improvement(program), writer.bash(VERIFY), writer.bash(PROFILE), _DONE]
@@ -111,18 +130,19 @@ def expert_texts(tasks: Sequence[Task], *, parser: str = "qwen3_coder", skill: s
     return texts
 
 
-def _results(program: Program, writer: _Writer) -> list[str]:
+def _results(program: Program, writer: Writer) -> list[str]:
     """Messages with what tools answer, of each form one: the words count here, numbers must not use up a vocabulary."""
-    results = [_WRITTEN, (PASSED,), *_SLIPS, (timing(Style.VECTOR_PARALLEL, np.random.default_rng(0)),)]
+    dialect = writer.dialect
+    written = (f"created {dialect.kernel}", "created model_new.py")
+    results = [written, (PASSED,), *_SLIPS, (timing(dialect.best, np.random.default_rng(0), dialect),)]
     for damage in ("undeclared", "unclosed", None):
-        text = writer.kernel_text(program, Draft(Style.SCALAR_SERIAL, program.steps, damage))
-        results.append((failed_check(program, text, np.random.default_rng(0)),))
+        text = writer.kernel_text(program, Draft(dialect.styles[-1], program.steps, damage))
+        results.append((failed_check(program, text, np.random.default_rng(0), dialect),))
     return [
         "\n".join(["user", *(f"<tool_response>\n{text}\n</tool_response>" for text in message)]) for message in results
     ]
 
 
-_WRITTEN = (f"created {KERNEL}", "created model_new.py")
 _SLIPS = (
     ("error: unknown tool 'verify'; tools: bash, read, write, edit",),
     ("error: bash needs the parameter 'command'",),
@@ -132,13 +152,13 @@ _SLIPS = (
 _DONE = "Done."
 
 
-def _answer_once(program: Program, rng: np.random.Generator, habits: Habits, writer: _Writer) -> Script:
-    yield writer.answer(program, _draft(program, rng, habits))
+def _answer_once(program: Program, rng: np.random.Generator, habits: Habits, writer: Writer) -> Script:
+    yield writer.answer(program, _draft(program, rng, habits, writer.dialect))
 
 
-def _work(program: Program, rng: np.random.Generator, habits: Habits, writer: _Writer) -> Script:
+def _work(program: Program, rng: np.random.Generator, habits: Habits, writer: Writer) -> Script:
     """write, verify, repair until it passes, profile, improve, verify, stop; with slips and idle repeats."""
-    draft = _draft(program, rng, habits)
+    draft = _draft(program, rng, habits, writer.dialect)
     yield writer.answer(program, draft)
     if rng.random() < habits.slips:
         yield writer.slip(rng)
@@ -154,7 +174,7 @@ def _work(program: Program, rng: np.random.Generator, habits: Habits, writer: _W
             yield writer.bash(VERIFY)
         if rng.random() < habits.profiles:
             yield writer.bash(PROFILE)
-            if draft.style is not Style.VECTOR_PARALLEL and rng.random() < habits.improves:
+            if draft.style is not writer.dialect.best and rng.random() < habits.improves:
                 yield writer.improvement(program)
                 yield writer.bash(VERIFY)
     yield _DONE
@@ -164,13 +184,13 @@ def _passed(observations: list[str]) -> bool:
     return any(text.lstrip().lower().startswith("correct") for text in observations)
 
 
-def _draft(program: Program, rng: np.random.Generator, habits: Habits) -> Draft:
+def _draft(program: Program, rng: np.random.Generator, habits: Habits, dialect: Dialect) -> Draft:
     """A fault that this program cannot show (it has no constant, say) becomes a missing step, or a missing brace."""
-    style = list(Style)[rng.choice(len(Style), p=habits.styles)]
-    fault = _FAULTS[rng.choice(len(_FAULTS), p=habits.faults)]
+    style = dialect.styles[rng.choice(len(dialect.styles), p=habits.styles)]
+    fault = _FAULTS[rng.choice(len(habits.faults), p=habits.faults)]
     if fault == "none":
         return Draft(style, program.steps)
-    if fault in ("undeclared", "unclosed"):
+    if fault in _DAMAGES:
         return Draft(style, program.steps, damage=fault)
     faults = faulty_steps(program)
     found = faults[fault] or faults["missing_step"]
@@ -184,23 +204,24 @@ def _any_fault(program: Program, rng: np.random.Generator) -> Steps:
     return found[rng.integers(len(found))]
 
 
-class _Writer:
+class Writer:
     """Replies in the dialogue's tool-call syntax."""
 
-    def __init__(self, parser: Parser) -> None:
-        self._parser = parser
+    def __init__(self, parser: Parser, dialect: Dialect = CPP) -> None:
+        self._parser, self.dialect = parser, dialect
 
     def answer(self, program: Program, draft: Draft) -> str:
         """The plan and both files."""
-        calls = [self._kernel(program, draft), self._write("model_new.py", model_new_source(program))]
-        return "\n".join([_PLANS[draft.style], *calls])
+        model_new = model_new_source(program, self.dialect)
+        calls = [self._kernel(program, draft), self._write("model_new.py", model_new)]
+        return "\n".join([self.dialect.plans[draft.style], *calls])
 
     def repair(self, program: Program, draft: Draft) -> str:
         return "\n".join(["That failed: again, step by step.", self._kernel(program, draft)])
 
     def improvement(self, program: Program) -> str:
-        draft = Draft(Style.VECTOR_PARALLEL, program.steps)
-        return "\n".join([_PLANS[draft.style], self._kernel(program, draft)])
+        draft = Draft(self.dialect.best, program.steps)
+        return "\n".join([self.dialect.plans[draft.style], self._kernel(program, draft)])
 
     def bash(self, command: str) -> str:
         return self._parser.render("bash", {"command": command})
@@ -212,14 +233,16 @@ class _Writer:
     def kernel_text(self, program: Program, draft: Draft) -> str:
         source = kernel_source(program, draft.style, draft.steps)
         if draft.damage == "undeclared":
-            return source.replace("float v[C], s;\n", "")
+            return re.sub(DECLARATION, "", source, count=1, flags=re.MULTILINE)
+        if draft.damage == "out_of_bounds":
+            return source.replace("<<<R,", "<<<R + 1,")
         return source.removesuffix("}\n") if draft.damage == "unclosed" else source
 
     def _kernel(self, program: Program, draft: Draft) -> str:
-        return self._write(KERNEL, self.kernel_text(program, draft))
+        return self._write(self.dialect.kernel, self.kernel_text(program, draft))
 
     def _write(self, path: str, text: str) -> str:
         return self._parser.render("write", {"path": path, "content": text.removesuffix("\n")})
 
 
-__all__ = ["ExpertPolicy", "Habits", "expert_script", "expert_texts"]
+__all__ = ["Draft", "ExpertPolicy", "Habits", "Writer", "expert_script", "expert_texts"]

@@ -14,8 +14,9 @@ import numpy as np
 from jaxagent.batches.sequences import TokenSequence
 from jaxagent.synthesis.demo import draw_step, is_stable, to_tasks
 from jaxagent.synthesis.expert import Habits, expert_script
+from jaxagent.synthesis.frames import DIALECTS
 from jaxagent.synthesis.imagined import ImaginedWorkdir
-from jaxagent.synthesis.kernels import OPS, Op, Program, Style, parse_model
+from jaxagent.synthesis.kernels import OPS, Op, Program, parse_model
 from rollout.chat import ChatFormat
 from rollout.config import DialogueConfig
 from rollout.parsers import Parser, make_parser
@@ -28,23 +29,27 @@ MIN_STEPS, MAX_STEPS = 2, 6
 MAX_ATTEMPTS_PER_LESSON = 50
 _REDUCES = 0.3
 """Share of lessons that end in a reduction."""
-_FAULTS = (0.75, 0.1, 0.05, 0.05, 0.025, 0.025)
+_FAULTS = (0.75, 0.1, 0.05, 0.05, 0.025, 0.025, 0.0)
+_FAULTLESS = (1.0, *(0.0 for _ in _FAULTS[1:]))
 """Of the first draft in an agentic lesson, in the order of Habits.faults."""
 
 
 def lesson_tasks(seed: int, count: int, *, train: Sequence[Task], heldout: Sequence[Task]) -> list[Task]:
     """`count` tasks of two to six random steps in the shapes of `train`, none with a composition of either set.
 
+    Operators that are for CUDA alone occur where `train` has one of them.
     Steps need not make a kernel slow or fast: lessons are not timed.
     """
     rng = np.random.default_rng([seed, 0x1E55])
     shapes = sorted({(program.rows, program.cols) for program in map(parse_model, (task.code for task in train))})
     taken = {tuple(task.ops) for task in (*train, *heldout)}
+    has_cuda_ops = any(OPS[name].only_cuda for task in train for name in task.ops)
+    ops = [op for op in OPS.values() if has_cuda_ops or not op.only_cuda]
     programs: list[Program] = []
     for _ in range(MAX_ATTEMPTS_PER_LESSON * count):
         if len(programs) == count:
             break
-        steps = tuple(draw_step(rng, op) for op in _draw_ops(rng))
+        steps = tuple(draw_step(rng, op) for op in _draw_ops(rng, ops))
         program = Program(steps, *shapes[rng.integers(len(shapes))])
         if tuple(step.op for step in steps) not in taken and is_stable(program):
             taken.add(tuple(step.op for step in steps))
@@ -63,13 +68,14 @@ def lesson_sequences(
     the author checks, repairs and times what it wrote, with imagined results; else all end with a right first answer.
     """
     sequences: list[TokenSequence] = []
-    styles = list(Style)
+    dialect = DIALECTS[skill.name]
+    styles = dialect.styles
     for index, task in enumerate(tasks):
         dialogue = dialogues[index // len(styles) % len(dialogues)]
         agentic = whole and dialogue.kind == "agentic"
         habits = Habits(
-            styles=_always(styles[index % len(styles)]),
-            faults=_FAULTS if agentic else (1.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+            styles=_always(index % len(styles)),
+            faults=_FAULTS if agentic else _FAULTLESS,
             fixes=1.0,
             improves=0.0,
             repeats=0.0,
@@ -79,8 +85,8 @@ def lesson_sequences(
         prompt = render_prompt(task, skill, dialogue=dialogue, tools=[], parser=parser)
         opening = chat.start(prompt.system, prompt.user)
         rng = np.random.default_rng([index, 0x1E55])
-        script = expert_script(parse_model(task.code), rng, habits, parser, agentic=agentic)
-        workdir = ImaginedWorkdir(parse_model(task.code), rng)
+        script = expert_script(parse_model(task.code), rng, habits, parser, agentic=agentic, dialect=dialect)
+        workdir = ImaginedWorkdir(parse_model(task.code), rng, dialect)
         token_ids, loss_mask = _played(script, workdir, chat, opening, parser, agentic=agentic)
         sequences.append(
             TokenSequence(
@@ -114,15 +120,15 @@ def _played(
     return np.concatenate([token_ids for token_ids, _ in parts]), mask
 
 
-def _always(style: Style) -> tuple[float, float, float, float]:
-    best, second, third, last = (float(style is other) for other in Style)
+def _always(style: int) -> tuple[float, float, float, float]:
+    best, second, third, last = (float(style == other) for other in range(4))
     return best, second, third, last
 
 
-def _draw_ops(rng: np.random.Generator) -> list[Op]:
-    body = [op for op in OPS.values() if not op.reduces]
+def _draw_ops(rng: np.random.Generator, known: Sequence[Op]) -> list[Op]:
+    body = [op for op in known if not op.reduces]
     ops = [body[k] for k in rng.choice(len(body), size=rng.integers(MIN_STEPS, MAX_STEPS + 1), replace=False)]
     if rng.random() < _REDUCES:
-        ends = [op for op in OPS.values() if op.reduces]
+        ends = [op for op in known if op.reduces]
         ops[-1] = ends[rng.integers(len(ends))]
     return ops

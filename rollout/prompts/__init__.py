@@ -22,7 +22,7 @@ from rollout.tools.schema import ToolSchema
 from sandbox.types import Task
 
 _HERE = Path(__file__).parent
-BUILT_IN = ("compact", "full")
+BUILT_IN = ("compact", "cuda_brief", "full")
 
 
 class SkillText(Protocol):
@@ -89,5 +89,5 @@ def template_path(prompt: str) -> Path:
     """The file that `dialogue.prompt` names."""
     path = _HERE / f"{prompt}.j2" if prompt in BUILT_IN else Path(prompt).expanduser().resolve()
     if not path.is_file():
-        raise ValueError(f"dialogue.prompt={prompt!r} is neither {' nor '.join(BUILT_IN)} nor a template file")
+        raise ValueError(f"dialogue.prompt={prompt!r} is none of {', '.join(BUILT_IN)}, and no template file")
     return path

@@ -58,6 +58,17 @@ def test_the_compact_prompt_is_short_and_holds_the_code_verbatim(tmp_path: Path,
     assert ("verification" in prompt.system) is (kind == "agentic")
 
 
+def test_the_brief_prompt_for_cuda_says_how_a_kernel_is_called_and_only_agents_are_sent_to_check(
+    tmp_path: Path,
+) -> None:
+    for kind in ("single_turn", "agentic"):
+        prompt = rendered(tmp_path, "hermes", prompt="cuda_brief", kind=kind)
+        assert prompt.user == CODE.strip()
+        assert "cuda_kernels.run(x, y, n)" in prompt.system and make_parser("hermes").instructions() in prompt.system
+        assert ("utils/verification.py" in prompt.system) is (kind == "agentic"), "the scripted expert goes by it"
+        assert len(prompt.system) < 1800
+
+
 @pytest.mark.parametrize("parser", ["qwen3_coder", "hermes", "react"])
 def test_the_full_prompt_teaches_tools_protocol_and_guide(tmp_path: Path, parser: str) -> None:
     prompt = rendered(tmp_path, parser, prompt="full", max_turns=7)
@@ -102,5 +113,7 @@ def test_a_broken_template_is_named_with_its_fault(tmp_path: Path, text: str, me
 
 
 def test_an_unknown_prompt_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="dialogue.prompt='tiny' is neither compact nor full nor a template file"):
+    with pytest.raises(
+        ValueError, match="dialogue.prompt='tiny' is none of compact, cuda_brief, full, and no template file"
+    ):
         rendered(tmp_path, prompt="tiny")

@@ -9,11 +9,11 @@ from rule_judge import RuleJudge
 
 from rollout.chat import ChatFormat
 from rollout.config import DialogueConfig
+from rollout.packages import WeightsPackage
 from rollout.policy import TokenPolicy
 from rollout.scripted_engine import ScriptedEngine
 from rollout.scripted_load import TurnLoad
 from rollout.types import EngineError, SamplingParams, StopReason
-from rollout.weights import WeightsPackage
 from rollout.worker import RolloutWorker
 from sandbox.config import SandboxConfig
 from sandbox.types import Task

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import safetensors
 
-from rollout.weights import WeightsError, WeightsWriter, read_layout, remove_abandoned
+from rollout.packages import WeightsError, read_layout
+from rollout.weights import WeightsWriter, remove_abandoned
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,7 +62,7 @@ def test_packages_that_differ_in_one_bit_have_other_digests(tmp_path: Path) -> N
     changed = arrays()
     changed["model.embed_tokens.weight"].view(np.uint32)[0, 0] ^= 1
     digests = {
-        writer.write(weights.items(), version=version).sha256
+        writer.write(weights.items(), version=version).checksum
         for version, weights in enumerate((arrays(), arrays(), changed))
     }
     assert len(digests) == 2

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from jaxagent.cli import BAD_USAGE, main
+from jaxagent.commands.preflight import check_inputs
 from jaxagent.config.load import load_config
 from jaxagent.run.folder import create_run
 
@@ -44,6 +46,13 @@ def refused(capsys, *arguments: str) -> str:
             "learner.rows_per_microbatch=1 must be a multiple of mesh.data x mesh.fsdp x mesh.expert = 2",
         ),
         (["--learner.mesh.context", "2", "--learner.row_tokens", "2001"], "row_tokens=2001 must be a multiple of 8 x"),
+        (["--engine.weight_transfer", "ipc"], "gpus.learner=0, gpus.engine=0: engine.weight_transfer=ipc needs the"),
+        (
+            ["--gpus", "{learner: 0.6, engine: 0.6}", "--engine.weight_transfer", "ipc"],
+            "gpus.learner=0.6 and gpus.engine=0.6 for 1 engine(s) are 1.2 of one GPU",
+        ),
+        (["--gpus.learner", "2"], "gpus.learner=2: learner.mesh (one device) needs 1 device(s); set gpus.learner to 1"),
+        (["--gpus.learner", "1.5"], "1.5 is neither a share of one GPU nor a whole number of them"),
         (["--engine.max_model_len", "300"], "more than engine.max_model_len=300"),
         (["--learner.row_tokens", "300"], "more than learner.row_tokens=300"),
         (["--start_from", "{run: /no/such/run, after: supervised}"], "no run here"),
@@ -76,6 +85,26 @@ def test_the_expert_does_not_pretend_to_know_other_tasks(capsys, tmp_path):
     task.write_text("class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n")
     error = refused(capsys, "train", DEMO, "--runs_dir", str(tmp_path / "runs"), "--tasks.train", str(task))
     assert "scripted expert and its lessons cover synthetic tasks" in error
+
+
+def test_the_expert_writes_each_language_for_its_own_tasks_and_calls_in_one_way(capsys, tmp_path):
+    error = refused(capsys, "train", DEMO, "--runs_dir", str(tmp_path), "--tasks.train", "synthetic_cuda:train")
+    assert "CUDA (cuda) for synthetic_cuda:train; here tasks.skill=cpp" in error
+    hermes = ["--stages.expert_agentic.dialogue.parser", "hermes"]
+    error = refused(capsys, "train", DEMO, "--runs_dir", str(tmp_path), *hermes)
+    assert "stages.expert_agentic.dialogue.parser=hermes: the scripted expert writes tool calls in one way" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["qwen_0.5b_1gpu", "qwen_0.5b_2gpu"])
+def test_runs_on_gpus_can_start_where_their_model_is(tmp_path, name):
+    qwen = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 151_936, "hidden_size": 896}
+    qwen |= {"intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(qwen | {"rope_theta": 1e6, "hidden_act": "silu"}))
+    train, heldout = check_inputs(load_config(Path(f"configs/{name}.yaml"), ["--model.path", str(tmp_path)]))
+    assert (len(train), len(heldout)) == (200, 70)
+    assert [task.task_id for task in heldout[60:]][:2] == ["1_rotary", "2_box_blur_sharpen"]
+    assert not {task.code for task in train} & {task.code for task in heldout}
 
 
 def test_a_second_run_of_a_name_is_pointed_to_resume(capsys, tmp_path):

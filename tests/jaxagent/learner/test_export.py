@@ -98,3 +98,21 @@ def test_a_run_without_a_checkpoint_is_told_when_there_is_one(tmp_path):
     folder = create_run(load_config(CONFIG, ["--runs_dir", str(tmp_path)]))
     with pytest.raises(ConfigError, match="no checkpoint yet; the first comes with"):
         export_run(folder.root, tmp_path / "out")
+
+
+def test_adapters_are_merged_into_the_base_they_were_trained_on(tmp_path):
+    lora = ["--learner.lora", "{rank: 2, targets: [q_proj, down_proj]}"]
+    config = load_config(CONFIG, [*SMALL, *lora, "--runs_dir", str(tmp_path)])
+    folder = create_run(config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learner_service, "COMPILATION_CACHE", Path(jax.config.jax_compilation_cache_dir))
+        service = LearnerService(config, str(folder.root))
+    untrained = learner_logits(service)
+    service.start_stage(config.stages[0])
+    service.lesson_updates(config.stages[0], max_updates=2)
+    service.save({"stage": 0, "name": "lessons", "updates": 2, "complete": True})
+    trained = learner_logits(service)
+    service.close()
+    assert np.abs(trained - untrained).max() > 1e-3
+    assert main(["model", "export", str(folder.root), str(tmp_path / "out")]) == DONE
+    np.testing.assert_allclose(exported_logits(tmp_path / "out"), trained, atol=2e-4)

@@ -10,6 +10,7 @@ import pytest
 
 from jaxagent.config.load import load_config
 from jaxagent.learner import service as learner_service
+from jaxagent.learner.actor import learner_environment
 from jaxagent.learner.service import LearnerService
 from jaxagent.run.folder import create_run
 from jaxagent.run.fork import stage_end_checkpoint
@@ -21,6 +22,21 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(learner_service, "COMPILATION_CACHE", tmp_path / "xla")
     yield
     jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], {"JAX_PLATFORMS": "cpu"}),
+        (["--gpus.learner=0.4"], {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
+        (
+            ["--gpus.learner=1", "--gpus.learner_memory=0.3"],
+            {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.3"},
+        ),
+    ],
+)
+def test_the_learner_takes_a_gpu_only_where_it_has_a_share_and_never_all_of_it_at_once(overrides, expected):
+    assert learner_environment(load_config(Path("configs/smoke.yaml"), overrides)) == expected
 
 
 @pytest.mark.usefixtures("own_cache")

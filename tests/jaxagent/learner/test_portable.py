@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from flax import nnx
 from toys import log_stage, make_learner, ppo_stage, random_trajectories, tiny_actor
 
 from jaxagent.config.learner import LoraConfig
+from jaxagent.config.load import load_config
 from jaxagent.config.stages import ValuePretrainStage
 from jaxagent.learner.checkpoint import CheckpointError
 from jaxagent.learner.network import IDLE_OPTIMIZER
@@ -63,19 +65,23 @@ def test_the_middle_of_value_pretraining_moves_to_another_mesh(tmp_path):
         np.testing.assert_array_equal(got, want)
 
 
-def half_billion() -> tuple:
-    """The shapes of a learner with attention-only adapters of rank 8 on a decoder like Qwen2.5-0.5B; no weights."""
+def half_billion(lora: LoraConfig) -> tuple:
+    """The shapes of a learner with adapters on a decoder like Qwen2.5-0.5B; no weights."""
     config = DecoderConfig(
         family="qwen2", vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_layers=24, num_heads=14,
         num_kv_heads=2, head_dim=64, tie_embeddings=True, qkv_bias=True,
     )  # fmt: skip
-    actor = add_adapters(abstract_decoder(config), LoraConfig(rank=8))
+    actor = add_adapters(abstract_decoder(config), lora)
     head = nnx.state(Critic(abstract_decoder(config)), lambda path, _: "value" in path[-1])
     return nnx.state(actor, trainable), head
 
 
-def test_adapters_of_a_half_billion_model_fit_into_four_files(tmp_path):
-    adapters, head = half_billion()
+SHIPPED = load_config(Path("configs/qwen_0.5b_1gpu.yaml")).learner.lora
+
+
+@pytest.mark.parametrize(("lora", "mib"), [(LoraConfig(rank=8), 28), (SHIPPED, 29)], ids=["attention", "shipped"])
+def test_adapters_of_a_half_billion_model_fit_into_four_files(tmp_path, lora, mib):
+    adapters, head = half_billion(lora)
     rng = np.random.default_rng(0)
 
     def random(tree):
@@ -89,7 +95,7 @@ def test_adapters_of_a_half_billion_model_fit_into_four_files(tmp_path):
     checkpoint.save(arrays, {"cursor": 7})
     sizes = [path.stat().st_size for path in (tmp_path / "portable").iterdir()]
     assert len(sizes) <= MAX_FILES and max(sizes) <= MAX_FILE_BYTES
-    assert sum(sizes) > 28 << 20  # two networks with two moments each, and the reference
+    assert sum(sizes) > mib << 20  # two networks with two moments each, and the reference
     restored = checkpoint.arrays(arrays)
     jax.tree.map(np.testing.assert_array_equal, restored, arrays)
     assert checkpoint.record() == {"cursor": 7}

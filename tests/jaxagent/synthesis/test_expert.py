@@ -12,22 +12,27 @@ import pytest
 from transformers import AutoTokenizer
 
 from jaxagent.models.scratch_tokenizer import save_tokenizer, train_tokenizer
-from jaxagent.synthesis.demo import synthetic_tasks
-from jaxagent.synthesis.expert import ExpertPolicy, Habits, expert_script, expert_texts
-from jaxagent.synthesis.imagined import KERNEL, PASSED, PROFILE, VERIFY, failed_check, timing
-from jaxagent.synthesis.kernels import Style, kernel_source, model_new_source, parse_model
+from jaxagent.synthesis.demo import GPU_SPACE, synthetic_tasks
+from jaxagent.synthesis.expert import Draft, ExpertPolicy, Habits, Writer, expert_script, expert_texts
+from jaxagent.synthesis.frames import CPP, CUDA, CudaStyle, Dialect, Style, kernel_source, model_new_source
+from jaxagent.synthesis.imagined import PASSED, PROFILE, VERIFY, failed_check, timing
+from jaxagent.synthesis.kernels import parse_model
 from jaxagent.synthesis.lessons import lesson_sequences, lesson_tasks
 from rollout.agent_loop import run_dialogue
 from rollout.chat import ChatFormat
 from rollout.config import DialogueConfig
 from rollout.parsers import make_parser
 from rollout.types import ToolCall, Turn
+from sandbox.compile import CompileService
+from sandbox.config import CompileConfig
 from sandbox.skill import load_skill
-from sandbox.types import Task
+from sandbox.types import Candidate, Task
 
 SINGLE = DialogueConfig(kind="single_turn")
 AGENTIC = DialogueConfig(kind="agentic", max_turns=12)
 TRAIN, HELDOUT = synthetic_tasks(0)
+CUDA_TRAIN, _ = synthetic_tasks(0, space=GPU_SPACE)
+KERNEL = CPP.kernel
 
 
 class Workdir:
@@ -35,8 +40,8 @@ class Workdir:
 
     exhausted = False
 
-    def __init__(self, task: Task) -> None:
-        self.program = parse_model(task.code)
+    def __init__(self, task: Task, dialect: Dialect = CPP) -> None:
+        self.program, self.dialect = parse_model(task.code), dialect
         self.files: dict[str, str] = {}
         self.commands: list[str] = []
         self.judgements: list = []
@@ -58,21 +63,26 @@ class Workdir:
 
     @property
     def is_right(self) -> bool:
-        right = [kernel_source(self.program, style) for style in Style]
-        is_new = self.files.get("model_new.py") == model_new_source(self.program)
-        return is_new and self.files.get("kernels/kernel.cpp") in right
+        right = [kernel_source(self.program, style) for style in self.dialect.styles]
+        is_new = self.files.get("model_new.py") == model_new_source(self.program, self.dialect)
+        return is_new and self.files.get(self.dialect.kernel) in right
 
 
 def play(
-    task: Task, limits: DialogueConfig, seed: int, habits: Habits | None = None, chat: ChatFormat | None = None
+    task: Task,
+    limits: DialogueConfig,
+    seed: int,
+    habits: Habits | None = None,
+    chat: ChatFormat | None = None,
+    dialect: Dialect = CPP,
 ) -> tuple[list[Turn], Workdir]:
-    policy = ExpertPolicy(chat, habits=habits)
+    policy = ExpertPolicy(chat, habits=habits, skill=dialect.skill, parser=limits.parser)
     system = "Answer once." if limits.kind == "single_turn" else f"Then run {VERIFY}."
     dialogue = policy.open(
-        system=system, user=task.code, session_id="x", seed=seed, max_context=2048, max_reply=512, temperature=1.0
+        system=system, user=task.code, session_id="x", seed=seed, max_context=8192, max_reply=2048, temperature=1.0
     )
-    workdir = Workdir(task)
-    turns, _ = asyncio.run(run_dialogue(dialogue, workdir, make_parser("qwen3_coder"), limits))
+    workdir = Workdir(task, dialect)
+    turns, _ = asyncio.run(run_dialogue(dialogue, workdir, make_parser(limits.parser), limits))
     return turns, workdir
 
 
@@ -239,3 +249,59 @@ def test_what_a_check_and_a_timing_print_in_lessons_is_what_the_judge_prints_by_
     }
     for text, form in forms.items():
         assert re.fullmatch(form, text, re.DOTALL), text
+
+
+HERMES = DialogueConfig(kind="agentic", max_turns=12, parser="hermes")
+
+
+def test_the_expert_writes_cuda_in_the_tool_calls_of_qwen():
+    broken = Habits(
+        faults=(0, 1.0, 0, 0, 0, 0, 0), styles=(0, 0, 0, 1.0), fixes=1.0, profiles=1.0, improves=1.0, repeats=0, slips=0
+    )
+    for task in CUDA_TRAIN[:8]:
+        turns, workdir = play(task, HERMES, 1, broken, dialect=CUDA)
+        assert workdir.commands == [VERIFY, VERIFY, PROFILE, VERIFY]
+        assert workdir.is_right
+        assert workdir.files[CUDA.kernel] == kernel_source(workdir.program, CudaStyle.BLOCK_VECTOR)
+        assert turns[0].text.startswith("A block a row") and '{"name": "write", "arguments"' in turns[0].text
+
+
+def test_every_damage_changes_the_text_of_every_cuda_kernel_in_one_place():
+    writer, program = Writer(make_parser("hermes"), CUDA), parse_model(CUDA_TRAIN[0].code)
+    for style in CUDA.styles:
+        right = writer.kernel_text(program, Draft(style, program.steps)).splitlines()
+        without = writer.kernel_text(program, Draft(style, program.steps, "undeclared")).splitlines()
+        (gone,) = [line for line in right if line not in without]
+        assert len(without) == len(right) - 1 and "float v[" in gone
+        assert writer.kernel_text(program, Draft(style, program.steps, "unclosed")).splitlines() == right[:-1]
+        beyond = writer.kernel_text(program, Draft(style, program.steps, "out_of_bounds")).splitlines()
+        assert [line for line in beyond if line not in right] == [
+            next(k for k in right if "<<<" in k).replace("R,", "R + 1,")
+        ]
+
+
+def test_lessons_in_cuda_teach_every_style_and_imagine_nvcc(chat: ChatFormat):
+    tasks = lesson_tasks(0, 32, train=CUDA_TRAIN, heldout=[])
+    assert {op for task in tasks for op in task.ops} & {"gelu", "bias", "residual", "log_softmax"}
+    single = SINGLE.model_copy(update={"parser": "hermes"})
+    sequences = lesson_sequences(tasks, chat, load_skill("cuda"), [single, HERMES], whole=True)
+    for index, (task, sequence) in enumerate(zip(tasks, sequences, strict=True)):
+        taught = make_parser("hermes").parse(chat.decode(sequence.token_ids[sequence.loss_mask]))
+        kernels = [call.arguments["content"] + "\n" for call in taught if call.arguments.get("path") == CUDA.kernel]
+        assert kernels == [kernel_source(parse_model(task.code), CUDA.styles[index % 4])]
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("damage", ["undeclared", "unclosed"])
+def test_what_nvcc_is_imagined_to_say_is_what_it_says(damage: str, tmp_path):
+    writer, program = Writer(make_parser("hermes"), CUDA), parse_model(CUDA_TRAIN[0].code)
+    compiler = CompileService(CompileConfig(cache_dir=tmp_path, cuda_arch="sm_90"))
+    for style in (CudaStyle.BLOCK_VECTOR, CudaStyle.BLOCK_NAIVE):
+        text = writer.kernel_text(program, Draft(style, program.steps, damage))
+        files = {CUDA.kernel: text, "model_new.py": model_new_source(program, CUDA)}
+        said = compiler.compile("cuda", Candidate(files=files)).message.splitlines()
+        imagined = failed_check(program, text, np.random.default_rng(0), CUDA).removeprefix("compile_error: ")
+        first, *others = imagined.splitlines()
+        assert said[0] == first
+        if damage == "unclosed":
+            assert [line.rstrip() for line in said[1:3]] == others[:2]

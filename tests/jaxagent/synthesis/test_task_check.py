@@ -9,6 +9,7 @@ import pytest
 from planted_tasks import HONEST, PLANTED, task
 
 from jaxagent.cli import main
+from jaxagent.synthesis.candidates import read_candidates
 from jaxagent.synthesis.checker import CheckedTask, TaskChecker
 from jaxagent.synthesis.reasons import FilterConfig, Reason
 from sandbox.taskcheck.config import ProbeConfig
@@ -55,6 +56,12 @@ def test_the_command_checks_a_folder_and_says_why(tmp_path: Path, capsys: pytest
         ("c_broken.py", False, "syntax_error"),
     ]
     assert (said["candidates"], said["kept"], said["dropped"]) == (3, 1, {"stochastic": 1, "syntax_error": 1})
+
+
+def test_generated_tasks_are_read_by_the_name_of_their_set():
+    found = read_candidates(Path("synthetic_cuda:heldout"))
+    assert [name for name, _ in found][:2] == ["synthetic_cuda_0_heldout_00", "synthetic_cuda_0_heldout_01"]
+    assert len(found) == 60 and "class Model" in found[0][1]
 
 
 def test_nothing_to_check_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
