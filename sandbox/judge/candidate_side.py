@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from sandbox.judge.arena import MemoryAccessError, span_bytes
+from sandbox.judge.arena import MemoryAccessError, read_memory, span_bytes
 from sandbox.judge.compare import Expected
 from sandbox.judge.described import checked_outputs
 from sandbox.judge.oracle_side import OracleSide
@@ -111,13 +111,20 @@ class CandidateSide:
 
     def prepare(self, oracle: OracleSide, slots: list[int], *, observe: bool) -> None:
         """Readies a batch with the inputs that lie in the oracle's slots; the process is stopped then."""
-        message = {"op": "prepare", "model": "candidate", "slots": slots, "observe": observe}
-        if self.device == "cuda":  # copied to the GPU while it prepares
-            self._copy_inputs(oracle, slots)
-        self.ask(message, "prepare")
+        if self.device == "cuda":  # copied to the GPU while it prepares, but for what is mixed there
+            self._copy_inputs(oracle, [slot for slot in slots if slot not in oracle.mixes])
+        self.ask(oracle.batch("candidate", slots, observe=observe), "prepare")
         self.worker.stop()
         if self.device == "cpu":
             self._copy_inputs(oracle, slots)
+
+    def stage(self, oracle: OracleSide, slots: list[int]) -> None:
+        """Copies slots of the oracle's arena to the GPU, where they are mixed; the process is stopped before and
+        after."""
+        self._copy_inputs(oracle, slots)
+        self.worker.resume()
+        self.ask({"op": "stage", "slots": slots}, "staging inputs")
+        self.worker.stop()
 
     def prepare_blank(self, num_calls: int) -> None:
         """Readies a batch that calls nothing."""
@@ -167,6 +174,11 @@ class CandidateSide:
         except ValueError as error:
             raise RejectedError(Outcome.REFUSED, str(error)) from error
 
+    def gather(self, places: list[list[list[int]]]) -> dict[str, Any]:
+        """On a GPU: elements of the outputs of a timed batch, as serving.ModelServer.do_gather has them."""
+        self.worker.resume()
+        return self.ask({"op": "gather", "places": places}, "reading a timed call's output")
+
     def overwrite_outputs(self, byte: int) -> None:
         """On a GPU: destroys the results of the batch where they lie."""
         self.worker.resume()
@@ -192,11 +204,23 @@ class CandidateSide:
             where = oracle.layout.slot_range(slot)
             target[where] = source[where]
 
+    def mixed_inputs_unchanged(self, oracle: OracleSide, slot: int, leaves: list[dict[str, Any]]) -> bool:
+        """On a GPU: does a slot outside of the arena still hold what the oracle's `leaves` do?"""
+        self.worker.resume()
+        self.ask({"op": "copy_back", "slots": [slot], "into": [0]}, "reading inputs back")
+        memory = np.frombuffer(self.worker.arena.memory, dtype=np.uint8)  # type: ignore[union-attr]
+        for offset, leaf in zip(oracle.layout.slots[0], leaves, strict=True):
+            wanted = bytearray(span_bytes(leaf, ITEMSIZE[leaf["dtype"]]))
+            read_memory(oracle.worker.pid, leaf["address"], wanted, 0, len(wanted))
+            if not np.array_equal(np.frombuffer(wanted, dtype=np.uint8), memory[offset : offset + len(wanted)]):
+                return False
+        return True
+
     def inputs_unchanged(self, oracle: OracleSide, slots: list[int]) -> bool:
         """Do the inputs of a batch still hold what they were given?"""
         if self.device == "cuda":
             self.worker.resume()
-            self.ask({"op": "copy_back", "slots": slots}, "reading inputs back")
+            self.ask({"op": "copy_back", "slots": slots, "into": slots}, "reading inputs back")
         source = np.frombuffer(oracle.worker.arena.memory, dtype=np.uint8)  # type: ignore[union-attr]
         target = np.frombuffer(self.worker.arena.memory, dtype=np.uint8)  # type: ignore[union-attr]
         ranges = [oracle.layout.slot_range(slot) for slot in slots]

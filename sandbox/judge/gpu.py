@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import random
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -31,7 +32,9 @@ _SMALL_BLOCK_BYTES, _SMALL_BLOCKS = 1 << 20, 16
 _GARBAGE = (0x7F, 0xFF)
 """3.4e38 and NaN as float32: one survives a minimum, the other a sum."""
 _LIMIT_PERSISTING_L2 = 6
+_PERSISTING = "changed the device's limit of L2 cache that outlives a flush"
 _MAX_CALLS = 64
+_PROBES = 24
 
 
 class CudaPlacement:
@@ -41,6 +44,7 @@ class CudaPlacement:
 
     def __init__(self) -> None:
         self._slots: dict[int, list[torch.Tensor]] = {}
+        self._staged: dict[int, list[torch.Tensor]] = {}
         self._copies: list[torch.Tensor] = []
 
     def start(self) -> dict[str, Any]:
@@ -87,13 +91,47 @@ class CudaPlacement:
     def arguments(self, slot: int, host: list[torch.Tensor]) -> list[torch.Tensor]:
         """Copied into memory that stays the slot's: new contents come into the same storage as before."""
         if slot not in self._slots:
-            self._slots[slot] = [torch.empty(_span(tensor), dtype=tensor.dtype, device="cuda") for tensor in host]
+            self._slots[slot] = [_empty_like(tensor) for tensor in host]
         placed = []
         for tensor, flat in zip(host, self._slots[slot], strict=True):
             if tensor.numel():
                 flat.copy_(_flat(tensor))
             placed.append(flat.as_strided(tensor.shape, tensor.stride()))
         return placed
+
+    def stage(self, slot: int, host: list[torch.Tensor]) -> None:
+        if slot not in self._staged:
+            self._staged[slot] = [_empty_like(tensor) for tensor in host]
+        for tensor, flat in zip(host, self._staged[slot], strict=True):
+            if tensor.numel():
+                flat.copy_(_flat(tensor))
+
+    def mixed(self, slot: int, leaves: list[dict[str, Any]], mix: list[list[list[int]]]) -> list[torch.Tensor]:
+        if slot not in self._slots:
+            self._slots[slot] = [torch.empty_like(flat) for flat in next(iter(self._staged.values()))]
+        placed = []
+        for index, (leaf, flat, pieces) in enumerate(zip(leaves, self._slots[slot], mix, strict=True)):
+            for source, start, end in pieces:
+                flat[start:end].copy_(self._staged[source][index][start:end])
+            placed.append(flat.as_strided(leaf["shape"], leaf["stride"]))
+        return placed
+
+    def contents(self, slot: int, leaves: list[dict[str, Any]]) -> list[torch.Tensor]:
+        flats = zip(leaves, self._slots[slot], strict=True)
+        return [flat.cpu().as_strided(leaf["shape"], leaf["stride"]) for leaf, flat in flats]
+
+    def elements(self, tensor: torch.Tensor, places: list[int]) -> bytes:
+        if not places:
+            return b""
+        if not self.address_of(tensor) or tensor.numel() <= max(places):
+            raise ValueError(f"a timed call returned {tuple(tensor.shape)} on {tensor.device}, not what it did before")
+        rest = torch.tensor(places)
+        offsets = torch.zeros_like(rest)
+        for size, step in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+            offsets += rest % size * step
+            rest //= size
+        found = _flat(tensor.detach())[offsets.cuda()].cpu()
+        return bytes(found.view(torch.uint8).numpy())
 
     def copy_back(self, slot: int, host: list[torch.Tensor]) -> None:
         """What a slot's inputs hold now, into the arena: the supervisor looks whether a call has changed them."""
@@ -132,6 +170,8 @@ class CudaPlacement:
             end.record()
         _synchronize()  # type: ignore[misc]
         runtime.raise_error()
+        if runtime.limit(_LIMIT_PERSISTING_L2) != self._persisting_bytes:
+            raise RuntimeError(_PERSISTING)
         return {"device_ms": [start.elapsed_time(end) for start, end in self._events[: len(calls)]]}
 
     def address_of(self, tensor: Any) -> int:
@@ -162,9 +202,24 @@ class CudaPlacement:
     def release(self) -> None:
         self._copies.clear()
 
+    def warm_libraries(self) -> None:
+        for dtype in (torch.float32, torch.float64):
+            small = torch.ones(64, 64, dtype=dtype, device="cuda")
+            small @ small
+        torch.cuda.synchronize()
+
+    def probe(self) -> list[float]:
+        times = []
+        for _ in range(_PROBES):
+            began = time.perf_counter()
+            self._runtime.fill(self._wiped.data_ptr(), 0, self._wiped.nbytes)
+            _synchronize()  # type: ignore[misc]
+            times.append((time.perf_counter() - began) * 1e3)
+        return times
+
     def tampering(self) -> list[str]:
         if self._runtime.limit(_LIMIT_PERSISTING_L2) != self._persisting_bytes:
-            return ["changed the device's limit of L2 cache that outlives a flush"]
+            return [_PERSISTING]
         return []
 
     def copy_rate(self, num_bytes: int) -> float:
@@ -224,6 +279,10 @@ def _span(tensor: torch.Tensor) -> int:
     if tensor.numel() == 0:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(_span(tensor), dtype=tensor.dtype, device="cuda")
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -97,11 +97,14 @@ class OracleServer(ModelServer):
 
     def do_adopt(self, message: dict[str, Any]) -> dict[str, Any]:
         """Keeps what a slot holds as a draw, so that a timed output can be answered for later."""
-        self._draws[message["key"]] = [
-            self.tensor_at(offset, leaf).clone()
-            for offset, leaf in zip(self._slots[message["slot"]], self._leaves, strict=True)
-        ]
-        return {}
+        slot, mix = message["slot"], message["mix"]
+        if mix is None:
+            tensors = [tensor.clone() for tensor in self._host_inputs(slot)]
+        else:
+            self.placement.mixed(slot, self._leaves, mix)
+            tensors = self.placement.contents(slot, self._leaves)
+        self._draws[message["key"]] = tensors
+        return {"leaves": [leaf_of(tensor) for tensor in tensors]}
 
     def do_forget(self, message: dict[str, Any]) -> dict[str, Any]:
         for key in message["keys"]:
@@ -188,6 +191,15 @@ class OracleServer(ModelServer):
         flatten(self._run(self._reference, placed, node), is_tensor, tensors)
         own = [tensor for tensor in tensors if not _shares_storage(tensor, placed, self.placement)]
         return [self.placement.copy_out(tensor) for tensor in own]
+
+    def do_start(self, message: dict[str, Any]) -> dict[str, Any]:
+        facts = super().do_start(message)
+        self.placement.warm_libraries()
+        return facts
+
+    def do_probe(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Milliseconds of a small piece of work, several times (sandbox.judge.still)."""
+        return {"ms": self.placement.probe()}
 
     def do_settle(self, message: dict[str, Any]) -> dict[str, Any]:
         """Before the clock starts: as few leftovers of the checks as possible."""

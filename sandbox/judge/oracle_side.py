@@ -19,6 +19,8 @@ from sandbox.types import DeviceError, Task
 
 ORACLE_TIMEOUT_S = 120.0
 MAX_SLOTS = 33
+_DEVICE_SOURCES = 4
+"""On a GPU the arena only holds what is copied there to be mixed (sandbox.judge.fresh)."""
 _MAX_ARENA_BYTES = 256 << 20
 _OUR_TROUBLE = (
     "No working C++ compiler",
@@ -50,14 +52,15 @@ class Layout:
     leaves: list[dict[str, Any]]
 
     @classmethod
-    def plan(cls, leaves: list[dict[str, Any]], weights: list[dict[str, Any]]) -> Layout:
+    def plan(cls, leaves: list[dict[str, Any]], weights: list[dict[str, Any]], device: str) -> Layout:
         offset, placed = TABLE_BYTES, []
         for leaf in weights:
             placed.append({key: leaf[key] for key in ("name", "dtype", "shape", "stride")} | {"offset": offset})
             offset = align(offset + span_bytes(leaf, ITEMSIZE[leaf["dtype"]]))
         sizes = [align(span_bytes(leaf, ITEMSIZE[leaf["dtype"]])) for leaf in leaves]
         slot_bytes = sum(sizes)
-        num_slots = max(3, min(MAX_SLOTS, _MAX_ARENA_BYTES // max(slot_bytes, 1)))
+        most = MAX_SLOTS if device == "cpu" else _DEVICE_SOURCES
+        num_slots = max(3, min(most, _MAX_ARENA_BYTES // max(slot_bytes, 1)))
         slots, end = [], offset
         for _ in range(num_slots):
             slots.append([end + sum(sizes[:index]) for index in range(len(sizes))])
@@ -92,6 +95,8 @@ class OracleSide:
         self.device = device
         self.facts: dict[str, Any] = {}
         self.layout: Layout
+        self.mixes: dict[int, list[list[list[int]]]] = {}
+        """On a GPU, what the slots outside of the arena are made of."""
         self._next_key = 0
         self._answers: dict[int, Answer] = {}
         self._asked: list[int] = []
@@ -105,7 +110,7 @@ class OracleSide:
                     f"task {self.task.task_id}: tensors of type {leaf['dtype']} cannot be judged; "
                     f"allowed: {', '.join(ITEMSIZE)}"
                 )
-        self.layout = Layout.plan(self.facts["leaves"], self.facts["weights"])
+        self.layout = Layout.plan(self.facts["leaves"], self.facts["weights"], self.device)
         self.map(Arena.create(self.layout.size))
 
     def map(self, arena: Arena) -> None:
@@ -163,11 +168,16 @@ class OracleSide:
             )
         return self._next_key, leaves
 
-    def adopt(self, slot: int) -> int:
-        """Key of a draw that holds what lies in a slot of the oracle's arena."""
+    def adopt(self, slot: int) -> tuple[int, list[dict[str, Any]]]:
+        """Key and leaves of a draw that holds the contents of a slot."""
         self._next_key += 1
-        self.ask({"op": "adopt", "slot": slot, "key": self._next_key})
-        return self._next_key
+        reply = self.ask({"op": "adopt", "slot": slot, "mix": self.mixes.get(slot), "key": self._next_key})
+        return self._next_key, reply["leaves"]
+
+    def batch(self, model: str, slots: list[int], *, observe: bool) -> dict[str, Any]:
+        """The message that readies a batch over slots, in this process or in the candidate's."""
+        mixes = [self.mixes.get(slot) for slot in slots]
+        return {"op": "prepare", "model": model, "slots": slots, "mixes": mixes, "observe": observe}
 
     def footprint(self, key: int) -> tuple[int, float | None]:
         """Bytes that any correct answer to a draw moves, and the rate of a copy of that size (None: no floor)."""

@@ -48,6 +48,23 @@ class Placement(Protocol):
         """The inputs of a call: the tensors of an arena's slot, or copies in memory that belongs to the slot."""
         ...
 
+    def stage(self, slot: int, host: list[torch.Tensor]) -> None:
+        """Copies a slot of the arena to where calls' inputs are mixed from."""
+        ...
+
+    def mixed(self, slot: int, leaves: list[dict[str, Any]], mix: list[list[list[int]]]) -> list[torch.Tensor]:
+        """The inputs of a call, in memory that belongs to the slot, put together of pieces of what was staged:
+        [source, first element, past the last]."""
+        ...
+
+    def contents(self, slot: int, leaves: list[dict[str, Any]]) -> list[torch.Tensor]:
+        """What was mixed for a slot, in the host's memory."""
+        ...
+
+    def elements(self, tensor: torch.Tensor, places: list[int]) -> bytes:
+        """Elements of an output, counted as in a contiguous tensor. Raises ValueError where there are fewer."""
+        ...
+
     def input_ranges(self) -> list[list[int]]:
         """[first byte, past the last] of the memory that holds inputs, where it is not the arena."""
         ...
@@ -84,6 +101,14 @@ class Placement(Protocol):
         """Bytes a millisecond, read and written, of a copy that moves `num_bytes`; None where it sets no floor."""
         ...
 
+    def warm_libraries(self) -> None:
+        """Readies what most references use, before it is known which."""
+        ...
+
+    def probe(self) -> list[float]:
+        """Milliseconds of a small piece of work, from launch to end, several times; none on a CPU."""
+        ...
+
     def tampering(self) -> list[str]:
         """Settings of the device that a candidate has changed."""
         ...
@@ -111,6 +136,18 @@ class HostPlacement:
 
     def arguments(self, slot: int, host: list[torch.Tensor]) -> list[torch.Tensor]:
         return host
+
+    def stage(self, slot: int, host: list[torch.Tensor]) -> None:
+        raise _no_gpu()
+
+    def mixed(self, slot: int, leaves: list[dict[str, Any]], mix: list[list[list[int]]]) -> list[torch.Tensor]:
+        raise _no_gpu()
+
+    def contents(self, slot: int, leaves: list[dict[str, Any]]) -> list[torch.Tensor]:
+        raise _no_gpu()
+
+    def elements(self, tensor: torch.Tensor, places: list[int]) -> bytes:
+        raise _no_gpu()
 
     def input_ranges(self) -> list[list[int]]:
         return []
@@ -141,8 +178,18 @@ class HostPlacement:
     def copy_rate(self, num_bytes: int) -> float | None:
         return None  # caches of hundreds of megabytes: memory bandwidth would reject honest kernels
 
+    def warm_libraries(self) -> None:
+        pass
+
+    def probe(self) -> list[float]:
+        return []
+
     def tampering(self) -> list[str]:
         return []
+
+
+def _no_gpu() -> ValueError:
+    return ValueError("on a CPU the supervisor writes inputs into the arena, and reads outputs, itself")
 
 
 def make_placement(kind: str) -> Placement:

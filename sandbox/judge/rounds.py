@@ -15,7 +15,8 @@ from sandbox.config import JudgeConfig
 from sandbox.judge import timing
 from sandbox.judge.arena import MemoryAccessError
 from sandbox.judge.candidate_side import CandidateSide, RejectedError
-from sandbox.judge.checks import Checker
+from sandbox.judge.checks import Checker, Draw
+from sandbox.judge.fresh import make_slots
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.shares import WANTED, Shares
 from sandbox.judge.spots import SpotChecks
@@ -45,20 +46,23 @@ class Rounds:
         self._checker = checker
         self._shares = shares
         self._mutates = checker.mutates
-        self._slots = timing.Slots(oracle, rounds=config.timed_rounds)
-        self._every = list(range(len(oracle.layout.slots)))
+        self._slots = make_slots(oracle, candidate, rounds=config.timed_rounds)
+        self._every = self._slots.every
         self.snapshots: list[tuple[int, list[np.ndarray]]] = []
         """Inputs in the oracle and outputs of timed calls, to be compared in full."""
         self.spots: SpotChecks | None = None
         self.outside_ms: dict[str, dict[str, float]] = {}
         """On a GPU, times by the supervisor's clock."""
 
+    def get_ready(self) -> None:
+        """What can be done while others still use the device."""
+        self._slots.fill_all()
+
     def run(self) -> tuple[timing.Series, timing.Series]:
         """Times of candidate and eager, a value a round. Raises RejectedError, DeviceError."""
         eager, candidate = timing.oracle_contender(self._oracle, "eager"), self._contender()
-        if self._oracle.device == "cpu" and not self._mutates and self._checker.leaves:
-            self.spots = SpotChecks(self._oracle, self._candidate.worker.pid)
-        self._slots.fill_all()
+        if not self._mutates and self._checker.leaves:
+            self.spots = SpotChecks(self._oracle, self._candidate)
         for contender in (candidate, eager):
             timing.measure_overhead(contender)
         warmup_ms = max(self._config.warmup_ms, timing.GPU_WARMUP_MS if self._oracle.device == "cuda" else 0.0)
@@ -95,7 +99,7 @@ class Rounds:
         mine = used[: candidate.num_calls]
         # first the last call of a batch, where work put off to other threads is unfinished; then any call
         chosen = secrets.randbelow(len(mine)) if self.snapshots else len(mine) - 1
-        key = self._oracle.adopt(mine[chosen]) if verify else None
+        kept = self._oracle.adopt(mine[chosen]) if verify else None
         order = [candidate, eager] if self._mutates else timing.shuffled([candidate, eager])
         # any of the candidate's calls may be among eager's, whose answers the spot checks take
         theirs = used[: eager.num_calls] if self._mutates else secrets.SystemRandom().sample(used, eager.num_calls)
@@ -104,7 +108,7 @@ class Rounds:
         for contender in order:
             contender.series.values_ms.append(timing.time_batch(contender, mine if contender is candidate else theirs))
             if contender is candidate:
-                self._after_batch(mine, chosen, key)
+                self._after_batch(mine, chosen, kept)
             elif self.spots is not None:
                 self.spots.eager(theirs)
             contender.after()
@@ -175,11 +179,9 @@ class Rounds:
 
         return timing.Contender(side.worker, ready, go, after, ready_blank if side.device == "cuda" else None)
 
-    def _after_batch(self, batch: list[int], chosen: int, key: int | None) -> None:
-        """Reads what was timed, while the candidate is stopped."""
-        side = self._candidate
-        looked_at = [batch[chosen]] if side.device == "cuda" else batch  # all would take longer to copy than to time
-        if not self._mutates and not side.inputs_unchanged(self._oracle, looked_at):
+    def _after_batch(self, batch: list[int], chosen: int, kept: Draw | None) -> None:
+        """Reads what was timed, before anything else of the candidate runs. `kept`: what the chosen call was given."""
+        if not self._mutates and not self._inputs_unchanged(batch, chosen, kept):
             raise RejectedError(Outcome.WRONG, "a timed call of ModelNew.forward changed its inputs")
         if self.spots is not None:
             try:
@@ -187,8 +189,15 @@ class Rounds:
             except MemoryAccessError as error:
                 text = f"a timed call's output cannot be read: {error}"
                 raise RejectedError(Outcome.RUNTIME_ERROR, text) from error
-        if key is not None:
-            self.snapshots.append((key, self._checker.snapshot(chosen, len(batch))))
+        if kept is not None:
+            self.snapshots.append((kept[0], self._checker.snapshot(chosen, len(batch))))
+
+    def _inputs_unchanged(self, batch: list[int], chosen: int, kept: Draw | None) -> bool:
+        """On a GPU only of calls that are verified: all would take longer to copy than to time."""
+        side = self._candidate
+        if side.device == "cpu":
+            return side.inputs_unchanged(self._oracle, batch)
+        return kept is None or side.mixed_inputs_unchanged(self._oracle, batch[chosen], kept[1])
 
     def _compare_clocks(self, candidate: timing.Contender, eager: timing.Contender) -> None:
         """The device's events against the supervisor's clock, which sees all that the device does.
