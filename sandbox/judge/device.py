@@ -15,9 +15,10 @@ import contextlib
 import functools
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,9 @@ class DeviceJudge:
         """What the first worker of a GPU said about it."""
         self._has_room = False
         self._free_bytes = 0
+        self._parking = threading.Lock()
+        self._parked: dict[str, _Compiled] = {}
+        """By the task's code, what warm_compile has left for `baseline`."""
 
     def judge(
         self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str, timed: bool = True
@@ -173,17 +177,38 @@ class DeviceJudge:
         return baseline.eager_ms, baseline.compile_ms
 
     def baseline_of(self, task: Task, *, fresh: bool = False) -> Baseline:
-        return self._store.get_or_measure(task, lambda: self._measure_baseline(task), fresh=fresh)
+        baseline = self._store.get_or_measure(task, lambda: self._measure_baseline(task), fresh=fresh)
+        with self._parking:
+            parked = self._parked.pop(task.code, None)
+        if parked is not None:  # another process has timed it
+            parked.stack.close()
+        return baseline
 
     def warm_compile(self, task: Task) -> float:
-        """Compiles a task into the kernel cache without timing it; seconds. May run beside other work."""
+        """Compiles a task's baseline without timing it; seconds. May run beside other work.
+
+        The process that has it compiled waits for `baseline`, which then only has to take the times.
+        """
         began = time.monotonic()
         if not self._store.has(task):
-            with self._workers.oracle(compiling=True) as (worker, _), self._turns.citizen(worker):
-                oracle = OracleSide(worker, task, self._spec.kind, has_room=self._has_room)
-                oracle.build(perturb=False)
-                oracle.ask({"op": "compile", "seed": new_seed()})
+            with contextlib.ExitStack() as stack:
+                compiled = self._compiled(task, stack)
+                with self._parking:
+                    taken = self._parked.setdefault(task.code, compiled) is not compiled
+                if not taken:
+                    stack.pop_all()
         return time.monotonic() - began
+
+    def _compiled(self, task: Task, stack: contextlib.ExitStack) -> _Compiled:
+        """A process with eager and torch.compile of a task, which stands still while other jobs are timed."""
+        began = time.monotonic()
+        worker, facts = stack.enter_context(self._workers.oracle(compiling=True))
+        stack.enter_context(self._turns.citizen(worker))
+        self._seen(facts)
+        oracle = OracleSide(worker, task, self._spec.kind, has_room=self._has_room)
+        oracle.build(perturb=False)
+        oracle.ask({"op": "compile", "seed": new_seed()})
+        return _Compiled(oracle, stack, time.monotonic() - began)
 
     def sanitize(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str) -> Sanitized:
         """Runs a candidate once under compute-sanitizer, as the candidate's user. Raises like `judge`."""
@@ -220,27 +245,28 @@ class DeviceJudge:
         return (lambda: oracle.ask({"op": "probe"})["ms"]) if self._spec.kind == "cuda" else None
 
     def close(self) -> None:
+        for compiled in self._parked.values():
+            compiled.stack.close()
+        self._parked.clear()
         self._workers.close()
         self._turns.close()
 
     def _measure_baseline(self, task: Task) -> Baseline:
         """Eager and torch.compile, interleaved in one fresh process."""
         began = time.monotonic()
-        with self._workers.oracle(compiling=True) as (worker, facts):
-            self._seen(facts)
-            oracle = OracleSide(worker, task, self._spec.kind, has_room=self._has_room)
-            oracle.build(perturb=False)
-            oracle.ask({"op": "compile", "seed": new_seed()})
-            compiled_s = time.monotonic() - began
-            with self._turns.take(worker, probe=self._probe(oracle)) as turn:
-                eager, compiled = time_pair(oracle)
+        with self._parking:
+            parked = self._parked.pop(task.code, None)
+        with parked.stack if parked is not None else contextlib.ExitStack() as stack:
+            compiled = parked or self._compiled(task, stack)
+            with self._turns.take(compiled.oracle.worker, probe=self._probe(compiled.oracle)) as turn:
+                eager, fast = time_pair(compiled.oracle)
             turn.require_calm(eager)
         return Baseline(
             eager_ms=eager.median_ms,
-            compile_ms=compiled.median_ms,
+            compile_ms=fast.median_ms,
             eager=eager.to_json(),
-            compile=compiled.to_json(),
-            compile_s=compiled_s,
+            compile=fast.to_json(),
+            compile_s=compiled.seconds,
             seconds=time.monotonic() - began,
         )
 
@@ -265,6 +291,16 @@ class DeviceJudge:
             yield scratch
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A baseline that is ready to be timed; its process ends with `stack`."""
+
+    oracle: OracleSide
+    stack: contextlib.ExitStack
+    seconds: float
+    """Until torch.compile had compiled the task."""
 
 
 class _SuspectError(Exception):
