@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from sandbox.judge.arena import MemoryAccessError, read_memory, span_bytes
-from sandbox.judge.compare import Expected
 from sandbox.judge.described import checked_outputs
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.shares import Shares
@@ -197,6 +196,13 @@ class CandidateSide:
         except MemoryAccessError as error:
             raise RejectedError(Outcome.RUNTIME_ERROR, f"an output's memory cannot be read: {error}") from error
 
+    def copy_leaf(self, leaf: dict[str, Any], memory: Any, offset: int) -> None:
+        """An output's bytes, with the gaps of its layout, into memory of ours."""
+        try:
+            read_memory(self.worker.pid, leaf["address"], memory, offset, span_bytes(leaf, ITEMSIZE[leaf["dtype"]]))
+        except MemoryAccessError as error:
+            raise RejectedError(Outcome.RUNTIME_ERROR, f"an output's memory cannot be read: {error}") from error
+
     def _copy_inputs(self, oracle: OracleSide, slots: list[int]) -> None:
         """The same bytes as in the oracle's arena; on the CPU the process has to be stopped."""
         source, target = memoryview(oracle.worker.arena.memory), memoryview(self.worker.arena.memory)  # type: ignore
@@ -204,23 +210,21 @@ class CandidateSide:
             where = oracle.layout.slot_range(slot)
             target[where] = source[where]
 
-    def mixed_inputs_unchanged(self, oracle: OracleSide, slot: int, leaves: list[dict[str, Any]]) -> bool:
-        """On a GPU: does a slot outside of the arena still hold what the oracle's `leaves` do?"""
+    def mixed_inputs_unchanged(self, oracle: OracleSide, slot: int, key: int) -> bool:
+        """On a GPU: does a slot outside of the arena still hold what the oracle has as a draw?"""
+        oracle.fill(0, (key, []))
         self.worker.resume()
         self.ask({"op": "copy_back", "slots": [slot], "into": [0]}, "reading inputs back")
-        memory = np.frombuffer(self.worker.arena.memory, dtype=np.uint8)  # type: ignore[union-attr]
-        for offset, leaf in zip(oracle.layout.slots[0], leaves, strict=True):
-            wanted = bytearray(span_bytes(leaf, ITEMSIZE[leaf["dtype"]]))
-            read_memory(oracle.worker.pid, leaf["address"], wanted, 0, len(wanted))
-            if not np.array_equal(np.frombuffer(wanted, dtype=np.uint8), memory[offset : offset + len(wanted)]):
-                return False
-        return True
+        return self._same_slots(oracle, [0])
 
     def inputs_unchanged(self, oracle: OracleSide, slots: list[int]) -> bool:
         """Do the inputs of a batch still hold what they were given?"""
         if self.device == "cuda":
             self.worker.resume()
             self.ask({"op": "copy_back", "slots": slots, "into": slots}, "reading inputs back")
+        return self._same_slots(oracle, slots)
+
+    def _same_slots(self, oracle: OracleSide, slots: list[int]) -> bool:
         source = np.frombuffer(oracle.worker.arena.memory, dtype=np.uint8)  # type: ignore[union-attr]
         target = np.frombuffer(self.worker.arena.memory, dtype=np.uint8)  # type: ignore[union-attr]
         ranges = [oracle.layout.slot_range(slot) for slot in slots]
@@ -258,13 +262,13 @@ def device_times(reply: dict[str, Any]) -> list[float]:
     return [float(time) for time in times]
 
 
-def check_leaf(leaf: dict[str, Any], expected: Expected, path: str) -> None:
+def check_leaf(leaf: dict[str, Any], dtype: str, expected_shape: tuple[int, ...], path: str) -> None:
     """Is the described output one the supervisor can and may read? Raises RejectedError."""
     shape, stride = leaf["shape"], leaf["stride"]
-    if leaf["dtype"] != expected.dtype or tuple(shape) != expected.shape:
+    if leaf["dtype"] != dtype or tuple(shape) != expected_shape:
         raise RejectedError(
             Outcome.WRONG,
-            f"{path} must be {expected.dtype} {tuple(expected.shape)}, got {leaf['dtype']} {tuple(shape)}",
+            f"{path} must be {dtype} {expected_shape}, got {leaf['dtype']} {tuple(shape)}",
         )
     if 0 in shape:
         return

@@ -13,13 +13,13 @@ from __future__ import annotations
 import secrets
 import statistics
 import time
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from sandbox.judge.arena import read_memory, span_bytes
 from sandbox.judge.candidate_side import CandidateSide
-from sandbox.judge.oracle_side import MAX_SLOTS, OracleSide
+from sandbox.judge.oracle_side import MAX_SLOTS, Draw, OracleSide
 from sandbox.judge.values import FLOATS, ITEMSIZE
 
 _DRAW_BUDGET_S = 0.12
@@ -58,15 +58,15 @@ class HostSlots:
     def __init__(self, oracle: OracleSide, *, rounds: int) -> None:
         self._oracle = oracle
         self._rounds = rounds
-        self._pool: list[tuple[int, list[dict[str, Any]]]] = []
+        self._pool: list[Draw] = []
         self._draw_s: list[float] = []
         self.every = list(range(len(oracle.layout.slots)))
 
     def fill_all(self) -> None:
         """One draw in every slot."""
-        _, leaves = self._oracle.draw()
+        draw = self._oracle.draw()
         for slot in self.every:
-            self._oracle.fill(slot, leaves)
+            self._oracle.fill(slot, draw)
 
     def refresh(self, slots: list[int]) -> None:
         natural = len(slots)
@@ -78,7 +78,7 @@ class HostSlots:
                 began = time.perf_counter()
                 self._pool.append(self._oracle.draw())
                 self._draw_s.append(time.perf_counter() - began)
-                self._oracle.fill(slot, self._pool[-1][1])
+                self._oracle.fill(slot, self._pool[-1])
             else:
                 self._mix(slot)
         self._oracle.forget([key for key, _ in self._pool[:-4]])
@@ -130,9 +130,9 @@ class DeviceSlots:
             self._oracle.mixes[slot] = self._recipe()
 
     def _draw_into(self, source: int) -> None:
-        key, leaves = self._oracle.draw()
-        self._oracle.fill(source, leaves)
-        self._oracle.forget([key])
+        draw = self._oracle.draw()
+        self._oracle.fill(source, draw)
+        self._oracle.forget([draw[0]])
         self._oracle.ask({"op": "stage", "slots": [source]})
         if self._candidate is not None:
             self._candidate.stage(self._oracle, [source])

@@ -35,6 +35,7 @@ _LIMIT_PERSISTING_L2 = 6
 _PERSISTING = "changed the device's limit of L2 cache that outlives a flush"
 _MAX_CALLS = 64
 _PROBES = 24
+_WORTH_PINNING_BYTES = 1 << 20
 
 
 class CudaPlacement:
@@ -46,6 +47,8 @@ class CudaPlacement:
         self._slots: dict[int, list[torch.Tensor]] = {}
         self._staged: dict[int, list[torch.Tensor]] = {}
         self._copies: list[torch.Tensor] = []
+        self._spare_copies: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
+        self._poisoned = False
 
     def start(self) -> dict[str, Any]:
         """Makes the context. float32 is float32 from here on: no TF32 in products or convolutions."""
@@ -75,9 +78,9 @@ class CudaPlacement:
             "cuda": torch.version.cuda,
         }
 
-    def share(self, memory: Any) -> None:
-        """Pins the arena, which makes copies several times as fast; where the system forbids it they are slow."""
-        self._runtime.pin(ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory))
+    def share(self, memory: Any, num_bytes: int) -> None:
+        """Pins them, which makes copies several times as fast; where the system forbids it they are slow."""
+        self._runtime.pin(ctypes.addressof(ctypes.c_char.from_buffer(memory)), num_bytes)
 
     def creation(self) -> contextlib.AbstractContextManager[Any]:
         return torch.device("cuda")
@@ -87,6 +90,16 @@ class CudaPlacement:
 
     def copy_out(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.cpu()
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().to("cuda")
+
+    def kept_leaf(self, tensor: torch.Tensor) -> dict[str, Any]:
+        return layout_of(tensor) | {"address": 0, "storage": [0, 0]}
+
+    def write(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
+        if tensor.numel():
+            _flat(host).copy_(_flat(tensor))
 
     def arguments(self, slot: int, host: list[torch.Tensor]) -> list[torch.Tensor]:
         """Copied into memory that stays the slot's: new contents come into the same storage as before."""
@@ -118,7 +131,7 @@ class CudaPlacement:
 
     def contents(self, slot: int, leaves: list[dict[str, Any]]) -> list[torch.Tensor]:
         flats = zip(leaves, self._slots[slot], strict=True)
-        return [flat.cpu().as_strided(leaf["shape"], leaf["stride"]) for leaf, flat in flats]
+        return [flat.clone().as_strided(leaf["shape"], leaf["stride"]) for leaf, flat in flats]
 
     def elements(self, tensor: torch.Tensor, places: list[int]) -> bytes:
         if not places:
@@ -144,9 +157,10 @@ class CudaPlacement:
         return [[flat.data_ptr(), flat.data_ptr() + flat.nbytes] for flat in tensors]
 
     def before_batch(self, *, observe: bool) -> None:
-        """In the checks memory comes from blocks that hold garbage; when timed, blocks that were freed hold it."""
+        """Free memory holds garbage: a large block of it from the first check on, and all that was freed since."""
         garbage = random.choice(_GARBAGE)
-        if observe:
+        if observe and not self._poisoned:
+            self._poisoned = True
             torch.cuda.empty_cache()
             free_bytes, _ = torch.cuda.mem_get_info()
             sizes = [min(int(free_bytes * _POISON_SHARE), _MAX_POISON_BYTES)] + [_SMALL_BLOCK_BYTES] * _SMALL_BLOCKS
@@ -170,7 +184,7 @@ class CudaPlacement:
             end.record()
         _synchronize()  # type: ignore[misc]
         runtime.raise_error()
-        if runtime.limit(_LIMIT_PERSISTING_L2) != self._persisting_bytes:
+        if self.tampering():
             raise RuntimeError(_PERSISTING)
         return {"device_ms": [start.elapsed_time(end) for start, end in self._events[: len(calls)]]}
 
@@ -182,8 +196,7 @@ class CudaPlacement:
         address = self.address_of(tensor)
         if not address and tensor.numel():
             return layout_of(tensor) | {"stride": [], "address": 0, "storage": [0, 0]}
-        copy = _flat(tensor.detach()).cpu() if tensor.numel() else torch.empty(0, dtype=tensor.dtype)
-        self._copies.append(copy)
+        copy = self._host_copy(tensor)
         storage = tensor.untyped_storage()
         return layout_of(tensor) | {
             "address": copy.data_ptr(),
@@ -200,7 +213,24 @@ class CudaPlacement:
         torch.cuda.synchronize()
 
     def release(self) -> None:
+        for copy in self._copies:
+            self._spare_copies.setdefault((copy.dtype, copy.numel()), []).append(copy)
         self._copies.clear()
+
+    def _host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Outputs have the same sizes again and again: their memory on the host is pinned, and used again."""
+        if not tensor.numel():
+            return torch.empty(0, dtype=tensor.dtype)
+        flat = _flat(tensor.detach())
+        spare = self._spare_copies.get((flat.dtype, flat.numel()))
+        if spare:
+            copy = spare.pop()
+        else:
+            copy = torch.empty(flat.numel(), dtype=flat.dtype)
+            if copy.nbytes >= _WORTH_PINNING_BYTES:
+                self._runtime.pin(copy.data_ptr(), copy.nbytes)
+        self._copies.append(copy.copy_(flat))
+        return copy
 
     def warm_libraries(self) -> None:
         for dtype in (torch.float32, torch.float64):
@@ -218,9 +248,8 @@ class CudaPlacement:
         return times
 
     def tampering(self) -> list[str]:
-        if self._runtime.limit(_LIMIT_PERSISTING_L2) != self._persisting_bytes:
-            return [_PERSISTING]
-        return []
+        limit = self._runtime.limit(_LIMIT_PERSISTING_L2)
+        return [_PERSISTING] if limit not in (None, self._persisting_bytes) else []
 
     def copy_rate(self, num_bytes: int) -> float:
         """Bytes a millisecond of a copy that moves `num_bytes` through a cold cache, reads and writes together."""
@@ -256,10 +285,11 @@ class CudaRuntime:
         if self._library.cudaHostRegister(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), 0):
             self.clear_error()
 
-    def limit(self, which: int) -> int:
+    def limit(self, which: int) -> int | None:
+        """None where the device does not answer any more."""
         value = ctypes.c_size_t()
-        self._library.cudaDeviceGetLimit(ctypes.byref(value), which)
-        return value.value
+        failed = self._library.cudaDeviceGetLimit(ctypes.byref(value), which)
+        return None if failed else value.value
 
     def clear_error(self) -> None:
         self._library.cudaGetLastError()

@@ -1,8 +1,8 @@
 """The reference's process: runs the task's Model, never a candidate's code.
 
 It draws inputs from secret seeds, answers them in float64 (and as eager runs them), and serves the eager and the
-torch.compile model to the clock through the same ModelServer as the candidate. Draws and answers lie in the host's
-memory, models run where the placement says.
+torch.compile model to the clock through the same ModelServer as the candidate. Draws and answers lie where models run:
+on a GPU outputs come there to be compared, and an answer is only fetched when one differs.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class OracleServer(ModelServer):
         self._weights: dict[str, torch.Tensor] = {}
         self._draws: dict[int, list[Any]] = {}
         self._answers: dict[int, list[Any]] = {}
+        self._fetched: list[Any] = []
         self._transforms: dict[str, Transform] = {}
         self._mutates: bool | None = None
         self._num_threads = torch.get_num_threads()
@@ -65,7 +66,7 @@ class OracleServer(ModelServer):
             "init": init,
             "init_tensors": pack_tensors(init_tensors),
             "inputs": inputs,
-            "leaves": [leaf_of(tensor) for tensor in draw],
+            "leaves": [self.placement.kept_leaf(tensor) for tensor in draw],
             "weights": [leaf_of(tensor.contiguous()) | {"name": name} for name, tensor in state.items()],
             "transforms": list(self._transforms),
         }
@@ -93,7 +94,13 @@ class OracleServer(ModelServer):
             transform = self._transforms[kind]
             tensors = [apply_transform(transform, tensor) for tensor in base or []]
         self._draws[message["key"]] = tensors
-        return {"leaves": [leaf_of(tensor) for tensor in tensors]}
+        return {"leaves": [self.placement.kept_leaf(tensor) for tensor in tensors]}
+
+    def do_place(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Copies a draw into a slot of the arena, where the supervisor cannot do that itself."""
+        for tensor, host in zip(self._draws[message["key"]], self._host_inputs(message["slot"]), strict=True):
+            self.placement.write(tensor, host)
+        return {}
 
     def do_adopt(self, message: dict[str, Any]) -> dict[str, Any]:
         """Keeps what a slot holds as a draw, so that a timed output can be answered for later."""
@@ -104,7 +111,7 @@ class OracleServer(ModelServer):
             self.placement.mixed(slot, self._leaves, mix)
             tensors = self.placement.contents(slot, self._leaves)
         self._draws[message["key"]] = tensors
-        return {"leaves": [leaf_of(tensor) for tensor in tensors]}
+        return {}
 
     def do_forget(self, message: dict[str, Any]) -> dict[str, Any]:
         for key in message["keys"]:
@@ -125,8 +132,7 @@ class OracleServer(ModelServer):
         with torch.no_grad():
             eager = self._reference(*unflatten(node, placed))
         if self._mutates is None:
-            after = [self.placement.copy_out(tensor) for tensor in placed]
-            self._mutates = any(not _same_bytes(old, new) for old, new in zip(inputs, after, strict=True))
+            self._mutates = any(not _same_bytes(old, new) for old, new in zip(inputs, placed, strict=True))
         tensors: list[Any] = []
         output = flatten(eager, is_tensor, tensors)
         exact = _matching_double(self._run_double(inputs, node) if message["exact"] else None, tensors)
@@ -140,17 +146,39 @@ class OracleServer(ModelServer):
         return facts | {"node": output} | self._kept(key, tensors, exact, unstable)
 
     def _kept(self, key: int, eager: list[Any], exact: list[Any], unstable: dict[int, Any]) -> dict[str, Any]:
-        """Keeps an answer in the host's memory; where its tensors lie there."""
+        """Keeps an answer beside the models; its layouts, and where it lies for the supervisor if that is possible."""
+        self._answers[key] = [eager, exact, unstable]
+        leaf = self.placement.kept_leaf
+        return {
+            "leaves": [leaf(tensor) for tensor in eager],
+            "exact": [leaf(tensor) if tensor is not None else None for tensor in exact],
+            "unstable": {str(index): leaf(mask) for index, mask in unstable.items()},
+        }
+
+    def do_fetch(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Copies an answer into the host's memory, where the supervisor can read it; one at a time is kept there."""
         out = self.placement.copy_out
+        eager, exact, unstable = self._answers[message["key"]]
         host_eager = [out(tensor) for tensor in eager]
         host_exact = [out(tensor) if tensor is not None else None for tensor in exact]
         host_unstable = {index: out(mask) for index, mask in unstable.items()}
-        self._answers[key] = [host_eager, host_exact, host_unstable]
+        self._fetched = [host_eager, host_exact, host_unstable]
         return {
             "leaves": [leaf_of(tensor) for tensor in host_eager],
             "exact": [leaf_of(tensor) if tensor is not None else None for tensor in host_exact],
             "unstable": {str(index): leaf_of(mask) for index, mask in host_unstable.items()},
         }
+
+    def do_compare(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Largest error of an output in the arena that is finite and within the tolerance everywhere, else None."""
+        wide = self._answers[message["key"]][1][message["output"]]
+        dtype = message["leaf"]["dtype"]
+        if wide is None or dtype not in _TOLERANCE:
+            return {"largest": None}
+        got = self.placement.copy_in(self.tensor_at(message["offset"], message["leaf"]))
+        if not bool(torch.isfinite(wide).all()) or not _is_close(got, wide, _TOLERANCE[dtype]):
+            return {"largest": None}
+        return {"largest": float((got - wide).abs().max())}
 
     def do_compile(self, message: dict[str, Any]) -> dict[str, Any]:
         """Compiles the reference with torch.compile in default mode, on one natural draw; `models["compile"]`."""
@@ -185,12 +213,11 @@ class OracleServer(ModelServer):
         return {"bytes": total, "rate": self.placement.copy_rate(total)}
 
     def _outputs_of(self, inputs: list[Any], node: dict[str, Any]) -> list[Any]:
-        """Eager's outputs that are no views of inputs, in the host's memory."""
+        """Eager's outputs that are no views of inputs."""
         placed = [self.placement.copy_in(tensor) for tensor in inputs]
         tensors: list[Any] = []
         flatten(self._run(self._reference, placed, node), is_tensor, tensors)
-        own = [tensor for tensor in tensors if not _shares_storage(tensor, placed, self.placement)]
-        return [self.placement.copy_out(tensor) for tensor in own]
+        return [tensor for tensor in tensors if not _shares_storage(tensor, placed, self.placement)]
 
     def do_start(self, message: dict[str, Any]) -> dict[str, Any]:
         facts = super().do_start(message)
@@ -214,13 +241,13 @@ class OracleServer(ModelServer):
             torch.set_num_threads(count)
 
     def _draw_natural(self, seed: int) -> tuple[dict[str, Any], list[Any]]:
-        """Node and tensors, in the host's memory, of get_inputs(); drawn where models run, which is faster."""
+        """Node and tensors of get_inputs(), drawn where models run."""
         torch.manual_seed(seed)
         with self.placement.creation():
             drawn = list(self._task.get_inputs())
         tensors: list[Any] = []
         node = flatten(drawn, is_tensor, tensors)
-        return node, [self.placement.copy_out(tensor) for tensor in tensors]
+        return node, [self.placement.keep(tensor) for tensor in tensors]
 
     def _run(self, model: torch.nn.Module, placed: list[Any], node: dict[str, Any]) -> Any:
         with torch.no_grad():

@@ -28,8 +28,8 @@ class Placement(Protocol):
         """Readies the device; facts about it for the supervisor."""
         ...
 
-    def share(self, memory: Any) -> None:
-        """Readies the arena's memory for copies, as far as that is possible."""
+    def share(self, memory: Any, num_bytes: int) -> None:
+        """Readies the arena's first bytes for copies, as far as that is possible."""
         ...
 
     def creation(self) -> contextlib.AbstractContextManager[Any]:
@@ -42,6 +42,18 @@ class Placement(Protocol):
 
     def copy_out(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor in host memory with the same values."""
+        ...
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor where draws and answers of the reference lie: beside the models."""
+        ...
+
+    def kept_leaf(self, tensor: torch.Tensor) -> dict[str, Any]:
+        """Layout of a kept tensor, and its address where the supervisor can read it there."""
+        ...
+
+    def write(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
+        """Copies a kept tensor, with the gaps of its layout, into the arena's memory."""
         ...
 
     def arguments(self, slot: int, host: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -58,7 +70,7 @@ class Placement(Protocol):
         ...
 
     def contents(self, slot: int, leaves: list[dict[str, Any]]) -> list[torch.Tensor]:
-        """What was mixed for a slot, in the host's memory."""
+        """A kept copy of what was mixed for a slot."""
         ...
 
     def elements(self, tensor: torch.Tensor, places: list[int]) -> bytes:
@@ -122,7 +134,7 @@ class HostPlacement:
     def start(self) -> dict[str, Any]:
         return {}
 
-    def share(self, memory: Any) -> None:
+    def share(self, memory: Any, num_bytes: int) -> None:
         pass
 
     def creation(self) -> contextlib.AbstractContextManager[Any]:
@@ -133,6 +145,15 @@ class HostPlacement:
 
     def copy_out(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def kept_leaf(self, tensor: torch.Tensor) -> dict[str, Any]:
+        return leaf_of(tensor)
+
+    def write(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
+        raise _no_gpu()
 
     def arguments(self, slot: int, host: list[torch.Tensor]) -> list[torch.Tensor]:
         return host

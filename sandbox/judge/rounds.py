@@ -15,7 +15,7 @@ from sandbox.config import JudgeConfig
 from sandbox.judge import timing
 from sandbox.judge.arena import MemoryAccessError
 from sandbox.judge.candidate_side import CandidateSide, RejectedError
-from sandbox.judge.checks import Checker, Draw
+from sandbox.judge.checks import Checker
 from sandbox.judge.fresh import make_slots
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.shares import WANTED, Shares
@@ -99,7 +99,7 @@ class Rounds:
         mine = used[: candidate.num_calls]
         # first the last call of a batch, where work put off to other threads is unfinished; then any call
         chosen = secrets.randbelow(len(mine)) if self.snapshots else len(mine) - 1
-        kept = self._oracle.adopt(mine[chosen]) if verify else None
+        key = self._oracle.adopt(mine[chosen]) if verify else None
         order = [candidate, eager] if self._mutates else timing.shuffled([candidate, eager])
         # any of the candidate's calls may be among eager's, whose answers the spot checks take
         theirs = used[: eager.num_calls] if self._mutates else secrets.SystemRandom().sample(used, eager.num_calls)
@@ -108,7 +108,7 @@ class Rounds:
         for contender in order:
             contender.series.values_ms.append(timing.time_batch(contender, mine if contender is candidate else theirs))
             if contender is candidate:
-                self._after_batch(mine, chosen, kept)
+                self._after_batch(mine, chosen, key)
             elif self.spots is not None:
                 self.spots.eager(theirs)
             contender.after()
@@ -166,6 +166,8 @@ class Rounds:
             side.prepare_blank(num_calls)
 
         def go() -> tuple[float, list[float]]:
+            if side.device == "cuda":  # the oracle waits for our word, and its threads with it
+                return side.go("ModelNew.forward, timed"), side.device_ms
             oracle.worker.stop()
             try:
                 return side.go("ModelNew.forward, timed"), side.device_ms
@@ -179,9 +181,9 @@ class Rounds:
 
         return timing.Contender(side.worker, ready, go, after, ready_blank if side.device == "cuda" else None)
 
-    def _after_batch(self, batch: list[int], chosen: int, kept: Draw | None) -> None:
-        """Reads what was timed, before anything else of the candidate runs. `kept`: what the chosen call was given."""
-        if not self._mutates and not self._inputs_unchanged(batch, chosen, kept):
+    def _after_batch(self, batch: list[int], chosen: int, key: int | None) -> None:
+        """Reads what was timed, before anything else of the candidate runs. `key`: what the chosen call was given."""
+        if not self._mutates and not self._inputs_unchanged(batch, chosen, key):
             raise RejectedError(Outcome.WRONG, "a timed call of ModelNew.forward changed its inputs")
         if self.spots is not None:
             try:
@@ -189,15 +191,15 @@ class Rounds:
             except MemoryAccessError as error:
                 text = f"a timed call's output cannot be read: {error}"
                 raise RejectedError(Outcome.RUNTIME_ERROR, text) from error
-        if kept is not None:
-            self.snapshots.append((kept[0], self._checker.snapshot(chosen, len(batch))))
+        if key is not None:
+            self.snapshots.append((key, self._checker.snapshot(chosen, len(batch))))
 
-    def _inputs_unchanged(self, batch: list[int], chosen: int, kept: Draw | None) -> bool:
+    def _inputs_unchanged(self, batch: list[int], chosen: int, key: int | None) -> bool:
         """On a GPU only of calls that are verified: all would take longer to copy than to time."""
         side = self._candidate
         if side.device == "cpu":
             return side.inputs_unchanged(self._oracle, batch)
-        return kept is None or side.mixed_inputs_unchanged(self._oracle, batch[chosen], kept[1])
+        return key is None or side.mixed_inputs_unchanged(self._oracle, batch[chosen], key)
 
     def _compare_clocks(self, candidate: timing.Contender, eager: timing.Contender) -> None:
         """The device's events against the supervisor's clock, which sees all that the device does.

@@ -84,6 +84,7 @@ class Run:
                 inputs=facts["inputs"],
                 leaves=facts["leaves"],
                 slots=layout.slots,
+                pinned=layout.scratch,
                 deadline=time.monotonic() + self._config.timeout_s,
             )
         except WorkerError as error:

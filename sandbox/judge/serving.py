@@ -61,7 +61,7 @@ class ModelServer:
         (fd,) = self._channel.take_fds()
         self._arena = Arena(fd, message["size"])
         self._input_node, self._leaves, self._slots = message["inputs"], message["leaves"], message["slots"]
-        self.placement.share(self._arena.memory)
+        self.placement.share(self._arena.memory, message["pinned"])
         return {}
 
     def do_prepare(self, message: dict[str, Any]) -> dict[str, Any]:

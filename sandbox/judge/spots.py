@@ -88,7 +88,7 @@ class SpotChecks:
         for slot in wanted.keys() & got.keys():
             self.num_calls += 1
             if len(self.suspects) < _MAX_SUSPECTS and not all(map(_look_alike, wanted[slot], got[slot])):
-                self.suspects.append(Suspect(self._oracle.adopt(slot)[0], self._places[slot], got[slot]))
+                self.suspects.append(Suspect(self._oracle.adopt(slot), self._places[slot], got[slot]))
 
     def _places_of(self, slots: list[int]) -> list[list[list[int]]]:
         return [[place.tolist() for place in self._places[slot]] for slot in slots]

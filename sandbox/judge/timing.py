@@ -29,6 +29,7 @@ from sandbox.types import DeviceError
 TARGET_BATCH_S = 0.004
 _MAX_TIMING_S = 8.0
 _NUM_EMPTY = 7
+_NUM_EMPTY_GPU = 3
 GPU_WARMUP_MS = 120.0
 """A GPU's clock frequency takes longer to rise than a core's; it is one for all that run there."""
 _GPU_WARMUP_BATCHES = 4
@@ -96,13 +97,17 @@ def oracle_contender(oracle: OracleSide, model: str) -> Contender:
     """Eager or compiled reference in the oracle's process."""
     worker = oracle.worker
 
+    def stop() -> None:
+        if oracle.device == "cpu":  # on a GPU events tell, and all that is ours there waits for our word
+            worker.stop()
+
     def ready(slots: list[int]) -> None:
         oracle.ask(oracle.batch(model, slots, observe=False))
-        worker.stop()
+        stop()
 
     def ready_blank(num_calls: int) -> None:
         oracle.ask({"op": "prepare", "blank": num_calls, "slots": [], "observe": False})
-        worker.stop()
+        stop()
 
     def go() -> tuple[float, list[float]]:
         try:
@@ -122,7 +127,7 @@ def oracle_contender(oracle: OracleSide, model: str) -> Contender:
 def measure_overhead(contender: Contender) -> None:
     """The round trip of a batch without calls; the shortest, so that a disturbed one takes nothing off a time."""
     times = []
-    for _ in range(_NUM_EMPTY):
+    for _ in range(_NUM_EMPTY if contender.ready_blank is None else _NUM_EMPTY_GPU):
         contender.ready([])
         times.append(contender.go()[0])
         contender.after()
@@ -167,7 +172,6 @@ def shuffled(things: list[Any]) -> list[Any]:
 
 def time_batch(contender: Contender, slots: list[int]) -> float:
     """One timed batch; the process stays as `go` leaves it. Milliseconds a call. Raises DeviceError."""
-    time_blank(contender)
     contender.ready(slots)
     seconds, device_ms = contender.go()
     if contender.ready_blank is None:

@@ -144,12 +144,13 @@ class Worker:
         inputs: dict[str, Any],
         leaves: list[dict[str, Any]],
         slots: list[list[int]],
+        pinned: int,
         deadline: float,
     ) -> None:
-        """Shares `arena` with the worker and finds where it lies there."""
+        """Shares `arena` with the worker and finds where it lies there; `pinned`: bytes of it that inputs take."""
         self.arena = arena
         self.ask(
-            {"op": "map", "size": arena.size, "inputs": inputs, "leaves": leaves, "slots": slots},
+            {"op": "map", "size": arena.size, "inputs": inputs, "leaves": leaves, "slots": slots, "pinned": pinned},
             deadline=deadline,
             fds=[arena.fd],
         )

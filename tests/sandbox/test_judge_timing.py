@@ -35,6 +35,7 @@ def gpu_contender(events_ms: list[float], *, seconds: float = 0.01, blank_s: flo
         lambda: None,
         ready_blank,
         num_calls=4,
+        blank_s=[blank_s],
     )
 
 
