@@ -194,9 +194,8 @@ class DeviceJudge:
             with contextlib.ExitStack() as stack:
                 compiled = self._compiled(task, stack)
                 with self._parking:
-                    taken = self._parked.setdefault(task.code, compiled) is not compiled
-                if not taken:
-                    stack.pop_all()
+                    if task.code not in self._parked:
+                        self._parked[task.code] = replace(compiled, stack=stack.pop_all())
         return time.monotonic() - began
 
     def _compiled(self, task: Task, stack: contextlib.ExitStack) -> _Compiled:
