@@ -19,7 +19,8 @@ import numpy as np
 
 from sandbox.judge.arena import read_memory, span_bytes
 from sandbox.judge.candidate_side import CandidateSide
-from sandbox.judge.oracle_side import MAX_SLOTS, Draw, OracleSide
+from sandbox.judge.layout import MAX_SLOTS
+from sandbox.judge.oracle_side import Draw, OracleSide
 from sandbox.judge.values import FLOATS, ITEMSIZE
 
 _DRAW_BUDGET_S = 0.12

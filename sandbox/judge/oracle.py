@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
+from sandbox.judge.agreement import TOLERANCE, is_close, matching_double, meets_tolerance, same_bytes, shares_storage
 from sandbox.judge.channel import Channel
 from sandbox.judge.inputs import Transform, apply_transform, change_block, perturb_parameters, transforms_for
 from sandbox.judge.placement import Placement, leaf_of, make_placement, settle_allocator
 from sandbox.judge.serving import ModelServer, answer_until_closed, is_tensor
 from sandbox.judge.values import flatten, pack_tensors, unflatten
 
-_TOLERANCE = {"float32": 1e-4, "float64": 1e-4, "float16": 1e-2, "bfloat16": 1e-2}
 _JITTER = 1e-6
 _FOOTPRINT_SAMPLES = 4
 
@@ -132,15 +132,15 @@ class OracleServer(ModelServer):
         with torch.no_grad():
             eager = self._reference(*unflatten(node, placed))
         if self._mutates is None:
-            self._mutates = any(not _same_bytes(old, new) for old, new in zip(inputs, placed, strict=True))
+            self._mutates = any(not same_bytes(old, new) for old, new in zip(inputs, placed, strict=True))
         tensors: list[Any] = []
         output = flatten(eager, is_tensor, tensors)
-        exact = _matching_double(self._run_double(inputs, node) if message["exact"] else None, tensors)
+        exact = matching_double(self._run_double(inputs, node) if message["exact"] else None, tensors)
         unstable = self._unstable_integers(inputs, node, tensors) if message["exact"] else {}
         facts = {
             "mutates": self._mutates,
-            "aliases": [_shares_storage(tensor, placed, self.placement) for tensor in tensors],
-            "meets_tolerance": _meets_tolerance(tensors, exact),
+            "aliases": [shares_storage(tensor, placed, self.placement) for tensor in tensors],
+            "meets_tolerance": meets_tolerance(tensors, exact),
             "finite": all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point()),
         }
         return facts | {"node": output} | self._kept(key, tensors, exact, unstable)
@@ -173,10 +173,10 @@ class OracleServer(ModelServer):
         """Largest error of an output in the arena that is finite and within the tolerance everywhere, else None."""
         wide = self._answers[message["key"]][1][message["output"]]
         dtype = message["leaf"]["dtype"]
-        if wide is None or dtype not in _TOLERANCE:
+        if wide is None or dtype not in TOLERANCE:
             return {"largest": None}
         got = self.placement.copy_in(self.tensor_at(message["offset"], message["leaf"]))
-        if not bool(torch.isfinite(wide).all()) or not _is_close(got, wide, _TOLERANCE[dtype]):
+        if not bool(torch.isfinite(wide).all()) or not is_close(got, wide, TOLERANCE[dtype]):
             return {"largest": None}
         return {"largest": float((got - wide).abs().max())}
 
@@ -208,7 +208,7 @@ class OracleServer(ModelServer):
             for _ in range(_FOOTPRINT_SAMPLES):
                 changed = [*inputs[:index], change_block(tensor, others[index], generator), *inputs[index + 1 :]]
                 after = self._outputs_of(changed, node)
-                matters += any(not _same_bytes(old, new) for old, new in zip(before, after, strict=True))
+                matters += any(not same_bytes(old, new) for old, new in zip(before, after, strict=True))
             total += tensor.numel() * tensor.element_size() * matters // _FOOTPRINT_SAMPLES
         return {"bytes": total, "rate": self.placement.copy_rate(total)}
 
@@ -217,7 +217,7 @@ class OracleServer(ModelServer):
         placed = [self.placement.copy_in(tensor) for tensor in inputs]
         tensors: list[Any] = []
         flatten(self._run(self._reference, placed, node), is_tensor, tensors)
-        return [tensor for tensor in tensors if not _shares_storage(tensor, placed, self.placement)]
+        return [tensor for tensor in tensors if not shares_storage(tensor, placed, self.placement)]
 
     def do_start(self, message: dict[str, Any]) -> dict[str, Any]:
         facts = super().do_start(message)
@@ -309,52 +309,3 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-def _matching_double(exact: Any, eager: list[Any]) -> list[Any]:
-    """For each eager output its float64 answer, contiguous; None for integers or where there is none."""
-    tensors: list[Any] = []
-    if exact is not None:
-        flatten(exact, is_tensor, tensors)
-    if len(tensors) != len(eager):
-        tensors = [None] * len(eager)
-    return [
-        wide.contiguous()
-        if wide is not None
-        and narrow.is_floating_point()
-        and wide.dtype == torch.float64
-        and wide.shape == narrow.shape
-        else None
-        for wide, narrow in zip(tensors, eager, strict=True)
-    ]
-
-
-def _meets_tolerance(eager: list[Any], exact: list[Any]) -> bool:
-    """True where eager float32 itself stays within the hardened tolerance of float64."""
-    for narrow, wide in zip(eager, exact, strict=True):
-        dtype = str(narrow.dtype).removeprefix("torch.")
-        if wide is None or dtype not in _TOLERANCE or wide.numel() == 0:
-            continue
-        if not _is_close(narrow, wide, _TOLERANCE[dtype]):
-            return False
-    return True
-
-
-def _is_close(narrow: torch.Tensor, wide: torch.Tensor, tolerance: float) -> bool:
-    scale = wide.square().mean().sqrt()
-    if bool(torch.isfinite(scale)):
-        error = (narrow - wide).abs_()
-        return bool((error <= (wide.abs() + scale).mul_(tolerance)).all())
-    finite = torch.isfinite(wide)
-    if not torch.equal(finite, torch.isfinite(narrow)):
-        return False
-    return not bool(finite.any()) or _is_close(narrow[finite].double(), wide[finite], tolerance)
-
-
-def _shares_storage(tensor: Any, inputs: list[Any], placement: Placement) -> bool:
-    storages = {leaf.untyped_storage().data_ptr() for leaf in inputs if placement.address_of(leaf)}
-    return bool(placement.address_of(tensor)) and tensor.untyped_storage().data_ptr() in storages
-
-
-def _same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return torch.equal(first.contiguous().view(-1).view(torch.uint8), second.contiguous().view(-1).view(torch.uint8))

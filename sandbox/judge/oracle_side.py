@@ -11,19 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sandbox.judge.arena import TABLE_BYTES, Arena, align, read_memory, span_bytes
+from sandbox.judge.arena import Arena, read_memory, span_bytes
 from sandbox.judge.compare import Expected
+from sandbox.judge.layout import SCRATCH_BYTES, Layout
 from sandbox.judge.values import ITEMSIZE
 from sandbox.judge.worker import Worker, WorkerDiedError, WorkerError, WorkerReplyError, WorkerTimeoutError
 from sandbox.tasks import TaskError
 from sandbox.types import DeviceError, Task
 
 ORACLE_TIMEOUT_S = 120.0
-MAX_SLOTS = 33
-_DEVICE_SOURCES = 4
-_SCRATCH_BYTES = 64 << 20
-"""On a GPU the arena only holds what is copied there to be mixed (sandbox.judge.fresh)."""
-_MAX_ARENA_BYTES = 256 << 20
 _OUR_TROUBLE = (
     "No working C++ compiler",
     "No space left on device",
@@ -45,41 +41,6 @@ Draw = tuple[int, list[dict[str, Any]]]
 def new_seed() -> int:
     """Seeds come from the operating system and are told to nobody but the oracle."""
     return secrets.randbits(62)
-
-
-@dataclass(slots=True)
-class Layout:
-    """Where weights and inputs lie in an arena."""
-
-    weights: list[dict[str, Any]]
-    slots: list[list[int]]
-    slot_bytes: int
-    scratch: int
-    """Where, on a GPU, memory begins through which outputs go to the oracle to be compared there."""
-    size: int
-    leaves: list[dict[str, Any]]
-
-    @classmethod
-    def plan(cls, leaves: list[dict[str, Any]], weights: list[dict[str, Any]], device: str) -> Layout:
-        offset, placed = TABLE_BYTES, []
-        for leaf in weights:
-            placed.append({key: leaf[key] for key in ("name", "dtype", "shape", "stride")} | {"offset": offset})
-            offset = align(offset + span_bytes(leaf, ITEMSIZE[leaf["dtype"]]))
-        sizes = [align(span_bytes(leaf, ITEMSIZE[leaf["dtype"]])) for leaf in leaves]
-        slot_bytes = sum(sizes)
-        most = MAX_SLOTS if device == "cpu" else _DEVICE_SOURCES
-        num_slots = max(3, min(most, _MAX_ARENA_BYTES // max(slot_bytes, 1)))
-        slots, end = [], offset
-        for _ in range(num_slots):
-            slots.append([end + sum(sizes[:index]) for index in range(len(sizes))])
-            end += slot_bytes
-        scratch = max(end, TABLE_BYTES)
-        size = scratch if device == "cpu" else scratch + _SCRATCH_BYTES
-        return cls(placed, slots, slot_bytes, scratch, size, leaves)
-
-    def slot_range(self, slot: int) -> slice:
-        start = self.slots[slot][0] if self.slots[slot] else 0
-        return slice(start, start + self.slot_bytes)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -253,7 +214,7 @@ class OracleSide:
         `leaf`: layout of the output. `data(memory, offset)` writes it there.
         """
         num_bytes = span_bytes(leaf, ITEMSIZE[leaf["dtype"]])
-        if self.device == "cpu" or not answer.meets_tolerance or not 0 < num_bytes <= _SCRATCH_BYTES:
+        if self.device == "cpu" or not answer.meets_tolerance or not 0 < num_bytes <= SCRATCH_BYTES:
             return None
         assert self.worker.arena is not None
         data(self.worker.arena.memory, self.layout.scratch)
