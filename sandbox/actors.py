@@ -86,7 +86,7 @@ class _ProfilerProcess:
 
 
 CompileActor = ray.remote(num_cpus=0)(_CompileProcess)
-_profiler_options: dict[str, Any] = {"num_cpus": 0, "concurrency_groups": {"beside": 1}}
+_profiler_options: dict[str, Any] = {"num_cpus": 0, "concurrency_groups": {"beside": 8}}
 ProfilerActor = ray.remote(**_profiler_options)(_ProfilerProcess)
 
 

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from sandbox.judge.arena import MemoryAccessError, span_bytes
-from sandbox.judge.compare import Expected
+from sandbox.judge.arena import MemoryAccessError, read_memory, span_bytes
 from sandbox.judge.described import checked_outputs
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.shares import Shares
@@ -111,13 +110,20 @@ class CandidateSide:
 
     def prepare(self, oracle: OracleSide, slots: list[int], *, observe: bool) -> None:
         """Readies a batch with the inputs that lie in the oracle's slots; the process is stopped then."""
-        message = {"op": "prepare", "model": "candidate", "slots": slots, "observe": observe}
-        if self.device == "cuda":  # copied to the GPU while it prepares
-            self._copy_inputs(oracle, slots)
-        self.ask(message, "prepare")
+        if self.device == "cuda":  # copied to the GPU while it prepares, but for what is mixed there
+            self._copy_inputs(oracle, [slot for slot in slots if slot not in oracle.mixes])
+        self.ask(oracle.batch("candidate", slots, observe=observe), "prepare")
         self.worker.stop()
         if self.device == "cpu":
             self._copy_inputs(oracle, slots)
+
+    def stage(self, oracle: OracleSide, slots: list[int]) -> None:
+        """Copies slots of the oracle's arena to the GPU, where they are mixed; the process is stopped before and
+        after."""
+        self._copy_inputs(oracle, slots)
+        self.worker.resume()
+        self.ask({"op": "stage", "slots": slots}, "staging inputs")
+        self.worker.stop()
 
     def prepare_blank(self, num_calls: int) -> None:
         """Readies a batch that calls nothing."""
@@ -167,6 +173,11 @@ class CandidateSide:
         except ValueError as error:
             raise RejectedError(Outcome.REFUSED, str(error)) from error
 
+    def gather(self, places: list[list[list[int]]]) -> dict[str, Any]:
+        """On a GPU: elements of the outputs of a timed batch, as serving.ModelServer.do_gather has them."""
+        self.worker.resume()
+        return self.ask({"op": "gather", "places": places}, "reading a timed call's output")
+
     def overwrite_outputs(self, byte: int) -> None:
         """On a GPU: destroys the results of the batch where they lie."""
         self.worker.resume()
@@ -185,6 +196,13 @@ class CandidateSide:
         except MemoryAccessError as error:
             raise RejectedError(Outcome.RUNTIME_ERROR, f"an output's memory cannot be read: {error}") from error
 
+    def copy_leaf(self, leaf: dict[str, Any], memory: Any, offset: int) -> None:
+        """An output's bytes, with the gaps of its layout, into memory of ours."""
+        try:
+            read_memory(self.worker.pid, leaf["address"], memory, offset, span_bytes(leaf, ITEMSIZE[leaf["dtype"]]))
+        except MemoryAccessError as error:
+            raise RejectedError(Outcome.RUNTIME_ERROR, f"an output's memory cannot be read: {error}") from error
+
     def _copy_inputs(self, oracle: OracleSide, slots: list[int]) -> None:
         """The same bytes as in the oracle's arena; on the CPU the process has to be stopped."""
         source, target = memoryview(oracle.worker.arena.memory), memoryview(self.worker.arena.memory)  # type: ignore
@@ -192,11 +210,21 @@ class CandidateSide:
             where = oracle.layout.slot_range(slot)
             target[where] = source[where]
 
+    def mixed_inputs_unchanged(self, oracle: OracleSide, slot: int, key: int) -> bool:
+        """On a GPU: does a slot outside of the arena still hold what the oracle has as a draw?"""
+        oracle.fill(0, (key, []))
+        self.worker.resume()
+        self.ask({"op": "copy_back", "slots": [slot], "into": [0]}, "reading inputs back")
+        return self._same_slots(oracle, [0])
+
     def inputs_unchanged(self, oracle: OracleSide, slots: list[int]) -> bool:
         """Do the inputs of a batch still hold what they were given?"""
         if self.device == "cuda":
             self.worker.resume()
-            self.ask({"op": "copy_back", "slots": slots}, "reading inputs back")
+            self.ask({"op": "copy_back", "slots": slots, "into": slots}, "reading inputs back")
+        return self._same_slots(oracle, slots)
+
+    def _same_slots(self, oracle: OracleSide, slots: list[int]) -> bool:
         source = np.frombuffer(oracle.worker.arena.memory, dtype=np.uint8)  # type: ignore[union-attr]
         target = np.frombuffer(self.worker.arena.memory, dtype=np.uint8)  # type: ignore[union-attr]
         ranges = [oracle.layout.slot_range(slot) for slot in slots]
@@ -234,13 +262,13 @@ def device_times(reply: dict[str, Any]) -> list[float]:
     return [float(time) for time in times]
 
 
-def check_leaf(leaf: dict[str, Any], expected: Expected, path: str) -> None:
+def check_leaf(leaf: dict[str, Any], dtype: str, expected_shape: tuple[int, ...], path: str) -> None:
     """Is the described output one the supervisor can and may read? Raises RejectedError."""
     shape, stride = leaf["shape"], leaf["stride"]
-    if leaf["dtype"] != expected.dtype or tuple(shape) != expected.shape:
+    if leaf["dtype"] != dtype or tuple(shape) != expected_shape:
         raise RejectedError(
             Outcome.WRONG,
-            f"{path} must be {expected.dtype} {tuple(expected.shape)}, got {leaf['dtype']} {tuple(shape)}",
+            f"{path} must be {dtype} {expected_shape}, got {leaf['dtype']} {tuple(shape)}",
         )
     if 0 in shape:
         return

@@ -45,7 +45,8 @@ Compile = Callable[[str, Candidate], Awaitable[CompileResult]]
 Progress = Callable[[int, int, str], None]
 """Called with (tasks done, tasks in all, what was done last)."""
 _COMPILES_PER_DEVICE = 2
-"""Baselines whose torch.compile is under way beside a device; a compile keeps one core busy."""
+"""Baselines whose torch.compile is under way beside a device, at least; a compile keeps one core busy, and on a device
+of many cores half of them may be."""
 _Result = TypeVar("_Result")
 
 
@@ -61,7 +62,8 @@ class JudgeCoordinator(Judge):
         self._verdicts = Verdicts(config, verdicts)
         self._judged: dict[str, asyncio.Task[Judgement]] = {}
         self._counts: Counter[str] = Counter()
-        self._compiling = asyncio.Semaphore(_COMPILES_PER_DEVICE * pool.num_devices)
+        self._frozen_s = 0.0
+        self._compiling = asyncio.Semaphore(max(_COMPILES_PER_DEVICE, config.cores_per_device // 2) * pool.num_devices)
 
     async def judge(self, task: Task, candidate: Candidate, *, skill: str, timed: bool = True) -> Judgement:
         """The verdict; the same one for the same files.
@@ -100,9 +102,9 @@ class JudgeCoordinator(Judge):
         times: dict[str, tuple[float, float]] = {}
 
         async def one(task: Task) -> None:
-            async with self._compiling:
+            async with self._compiling:  # its process waits to be timed, so there are no more than compile at once
                 await self._warm(task)
-            times[task.task_id] = await self._on_device(lambda device: device.baseline(task))
+                times[task.task_id] = await self._on_device(lambda device: device.baseline(task))
             if progress is not None:
                 eager_ms, compile_ms = times[task.task_id]
                 progress(
@@ -125,13 +127,15 @@ class JudgeCoordinator(Judge):
 
     def stats(self) -> dict[str, float]:
         """Counts of this process: judged, deduplicated, remembered (from the file), compiled, compile_cached,
-        device_errors, outcome_*; and device_seconds, those in which devices were leased.
+        device_errors, outcome_*; and device_seconds, those in which devices were leased; frozen_seconds, those of them
+        in which judgements kept others off the device (baselines left out).
         """
         pool = self._pool
         return {
             **self._counts,
             "devices_replaced": pool.num_replaced,
             "device_seconds": pool.occupancy.seconds,
+            "frozen_seconds": self._frozen_s,
         }
 
     async def close(self) -> None:
@@ -154,6 +158,7 @@ class JudgeCoordinator(Judge):
         judgement = await self._on_device(
             lambda device: device.judge(task, candidate, artifact, skill=skill, timed=timed)
         )
+        self._frozen_s += judgement.details.get("turn", {}).get("seconds", 0.0)
         return replace(judgement, details=judgement.details | details)
 
     async def _compiled(self, candidate: Candidate, skill: str) -> tuple[Artifact | Judgement, dict[str, Any]]:

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +28,21 @@ from sandbox.judge import sanitize, timing
 from sandbox.judge.arena import MemoryAccessError
 from sandbox.judge.candidate_side import CandidateSide, RejectedError
 from sandbox.judge.fits import check_fits
-from sandbox.judge.hygiene import Bounds, free_uid
 from sandbox.judge.oracle_side import OracleSide, new_seed
 from sandbox.judge.ownwork import refuse_observed
 from sandbox.judge.pair import time_pair
+from sandbox.judge.result import judgement, timed_judgement
 from sandbox.judge.run import Run
 from sandbox.judge.spec import DeviceSpec
-from sandbox.judge.worker import Worker, WorkerError
-from sandbox.judge.zygote import Kind, Zygote
-from sandbox.quiet import QuietError, QuietLease
-from sandbox.reward import REJECTED, eq1
+from sandbox.judge.turn import Probe, Turns
+from sandbox.judge.workers import Pair, Workers
+from sandbox.quiet import QuietLease
+from sandbox.reward import REJECTED
 from sandbox.skill import load_skill
 from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Outcome, Sanitized, Task
 
 _DRIFT_LIMIT = 2.0
-_START_TIMEOUT_S = 120.0
-_MEMORY_RETURNS_S, _HEALTHY_FREE_SHARE = 30.0, 0.9
+_MEMORY_RETURNS_S, _HEALTHY_FREE_SHARE, _ENOUGH_BYTES = 30.0, 0.9, 8 << 30
 _ROOMY_SHARE = 0.75
 """Of the memory that was free at first: two workers' contexts take a part, another program would take more."""
 
@@ -55,15 +53,16 @@ class DeviceJudge:
     def __init__(self, config: JudgeConfig, spec: DeviceSpec, quiet: QuietLease | None = None) -> None:
         self._config = config
         self._spec = spec
-        self._quiet = quiet
+        self._turns = Turns(quiet)
+        self._workers = Workers(config, spec)
         self._cache_dir = config.baseline_dir.expanduser()
         self._gpu: dict[str, Any] = {}
         """What the first worker of a GPU said about it."""
-        self._zygote = self._make_zygote("judge")
-        self._compile_zygote: Zygote | None = None
         self._has_room = False
-        self._starting = threading.Lock()
-        self._uid = free_uid() if os.geteuid() == 0 else None
+        self._free_bytes = 0
+        self._parking = threading.Lock()
+        self._parked: dict[str, _Compiled] = {}
+        """By the task's code, what warm_compile has left for `baseline`."""
 
     def judge(
         self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str, timed: bool = True
@@ -81,17 +80,17 @@ class DeviceJudge:
         except _SuspectError as first:
             self._require_healthy()
             try:
-                judgement = self._judge(task, candidate, artifact, skill, timed)
+                verdict = self._judge(task, candidate, artifact, skill, timed)
             except _SuspectError as second:
-                judgement = second.judgement
-            return replace(judgement, details=judgement.details | {"first_try": first.judgement.message})
+                verdict = second.judgement
+            return replace(verdict, details=verdict.details | {"first_try": first.judgement.message})
 
     def _judge(self, task: Task, candidate: Candidate, artifact: Artifact, skill: str, timed: bool) -> Judgement:
         phases: dict[str, float] = {}
         began = time.monotonic()
-        with self._scratch(candidate, artifact) as scratch, self._workers() as (oracle_worker, candidate_worker):
-            oracle = OracleSide(oracle_worker, task, self._spec.kind, has_room=self._has_room)
-            side = CandidateSide(candidate_worker, self._config.timeout_s, self._config.protocol, self._spec.kind)
+        with self._scratch(candidate, artifact) as scratch, self._pair(phases) as pair:
+            oracle = OracleSide(pair.oracle, task, self._spec.kind, has_room=self._has_room)
+            side = CandidateSide(pair.candidate, self._config.timeout_s, self._config.protocol, self._spec.kind)
             if self._config.protocol == "hardened":
                 side.observed = refuse_observed
             run = Run(self._config, oracle, side, phases)
@@ -102,46 +101,74 @@ class DeviceJudge:
                 details["checks"] = report.to_json()
                 if not timed:
                     text = f"correct in {report.num_checks} checks; not timed"
-                    return _judgement(Outcome.CORRECT, None, text, details, phases, began)
-                with run.phase("baseline_s"):
-                    baseline = self.baseline_of(task)
-                with self._hold_quiet(oracle_worker, candidate_worker):
-                    candidate_series, eager_series = run.time()
-                run.verify_timed()
-                if run.shares is not None:
-                    details["shares"] = run.shares.to_json()
-                    if self._config.protocol == "hardened":
-                        run.check_shares(candidate_series)
-                if self._spec.kind == "cuda":
-                    details["outside_ms"] = run.outside_ms
-                    if self._config.protocol == "hardened":
-                        details["floor"] = run.check_floor(candidate_series)
-                with run.phase("baseline_s"):
-                    baseline = self._revised(task, baseline, eager_series, details)
+                    return judgement(Outcome.CORRECT, None, text, details, phases, began)
+                baseline, candidate_series, eager_series = self._time(task, run, pair, oracle, details)
             except RejectedError as rejection:
-                judgement = _judgement(rejection.outcome, REJECTED, rejection.message, details, phases, began)
+                verdict = judgement(rejection.outcome, REJECTED, rejection.message, details, phases, began)
                 if rejection.device_trouble:
-                    raise _SuspectError(judgement) from rejection
-                return judgement
+                    raise _SuspectError(verdict) from rejection
+                return verdict
             except MemoryAccessError as error:
                 raise DeviceError(
                     f"the judge cannot read its workers' memory ({error}); it needs to run as root with "
                     "CAP_SYS_PTRACE, or as an ordinary user"
                 ) from error
-        return self._timed_judgement(baseline, candidate_series, eager_series, details, phases, began)
+        return timed_judgement(baseline, candidate_series, eager_series, details, phases, began)
+
+    def _time(
+        self, task: Task, run: Run, pair: Pair, oracle: OracleSide, details: dict[str, Any]
+    ) -> tuple[Baseline, timing.Series, timing.Series]:
+        """The task's baseline, and the times of candidate and eager, with all that times have to pass."""
+        with run.phase("baseline_s"):
+            baseline = self.baseline_of(task)
+        with run.phase("settle_s"):
+            self._workers.settle()
+        run.get_ready()
+        with self._turns.take(pair.oracle, pair.candidate, probe=self._probe(oracle)) as turn:
+            candidate, eager = run.time()
+        details["turn"] = turn.to_json()
+        turn.require_calm(eager)
+        run.verify_timed()
+        if run.shares is not None:
+            details["shares"] = run.shares.to_json()
+            if self._config.protocol == "hardened":
+                run.check_shares(candidate)
+        if self._spec.kind == "cuda":
+            details["outside_ms"] = run.outside_ms
+            if self._config.protocol == "hardened":
+                details["floor"] = run.check_floor(candidate)
+        with run.phase("baseline_s"):
+            return self._revised(task, baseline, eager, details), candidate, eager
+
+    @contextlib.contextmanager
+    def _pair(self, phases: dict[str, float]) -> Iterator[Pair]:
+        """The two workers of a judgement; what their start and their end take goes into `phases`."""
+        began = time.monotonic()
+        ending = began
+        try:
+            with self._workers.pair() as pair:
+                phases["start_s"] = time.monotonic() - began
+                self._seen(pair.facts)
+                try:
+                    yield pair
+                finally:
+                    ending = time.monotonic()
+        finally:
+            phases["end_s"] = time.monotonic() - ending
 
     def _require_healthy(self) -> None:
         """Raises DeviceError where a new worker cannot compute on the device, or where its memory stays taken."""
         if self._spec.kind == "cpu":
             return
-        deadline = time.monotonic() + _MEMORY_RETURNS_S
+        self._workers.drop_spare()
+        needed, deadline = _HEALTHY_FREE_SHARE * self._free_bytes, time.monotonic() + _MEMORY_RETURNS_S
         while True:
-            with self._oracle_worker(self._zygote) as worker:
-                free, was_free = self._start([worker])["free_bytes"], self._gpu["free_bytes"]
-            if free >= _HEALTHY_FREE_SHARE * was_free:
-                return
+            with self._workers.oracle() as (_, facts):
+                free = facts["free_bytes"]
+            if free >= needed or (time.monotonic() > deadline and free >= _ENOUGH_BYTES):
+                return  # with enough left, what is missing may be another program's
             if time.monotonic() > deadline:
-                raise DeviceError(f"{free >> 20} MiB of {self._gpu['name']} are free, {was_free >> 20} were at first")
+                raise DeviceError(f"{free >> 20} MiB of {self._gpu['name']} are free, {int(needed) >> 20} MiB were")
             time.sleep(0.5)  # a killed process's memory comes back after its end
 
     def baseline(self, task: Task) -> tuple[float, float]:
@@ -150,18 +177,37 @@ class DeviceJudge:
         return baseline.eager_ms, baseline.compile_ms
 
     def baseline_of(self, task: Task, *, fresh: bool = False) -> Baseline:
-        return self._store.get_or_measure(task, lambda: self._measure_baseline(task), fresh=fresh)
+        baseline = self._store.get_or_measure(task, lambda: self._measure_baseline(task), fresh=fresh)
+        with self._parking:
+            parked = self._parked.pop(task.code, None)
+        if parked is not None:  # another process has timed it
+            parked.stack.close()
+        return baseline
 
     def warm_compile(self, task: Task) -> float:
-        """Compiles a task into the kernel cache without timing it; seconds. May run beside other work."""
+        """Compiles a task's baseline without timing it; seconds. May run beside other work.
+
+        The process that has it compiled waits for `baseline`, which then only has to take the times.
+        """
         began = time.monotonic()
         if not self._store.has(task):
-            with self._oracle_worker(self._compiler()) as worker, self._quiet_citizen(worker):
-                self._start([worker])
-                oracle = OracleSide(worker, task, self._spec.kind, has_room=self._has_room)
-                oracle.build(perturb=False)
-                oracle.ask({"op": "compile", "seed": new_seed()})
+            with contextlib.ExitStack() as stack:
+                compiled = self._compiled(task, stack)
+                with self._parking:
+                    if task.code not in self._parked:
+                        self._parked[task.code] = replace(compiled, stack=stack.pop_all())
         return time.monotonic() - began
+
+    def _compiled(self, task: Task, stack: contextlib.ExitStack) -> _Compiled:
+        """A process with eager and torch.compile of a task, which stands still while other jobs are timed."""
+        began = time.monotonic()
+        worker, facts = stack.enter_context(self._workers.oracle(compiling=True))
+        stack.enter_context(self._turns.citizen(worker))
+        self._seen(facts)
+        oracle = OracleSide(worker, task, self._spec.kind, has_room=self._has_room)
+        oracle.build(perturb=False)
+        oracle.ask({"op": "compile", "seed": new_seed()})
+        return _Compiled(oracle, stack, time.monotonic() - began)
 
     def sanitize(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str) -> Sanitized:
         """Runs a candidate once under compute-sanitizer, as the candidate's user. Raises like `judge`."""
@@ -169,14 +215,16 @@ class DeviceJudge:
         if self._spec.kind != "cuda":
             return Sanitized(clean=False, text="compute-sanitizer looks at CUDA kernels; this judge has no GPU")
         with self._scratch(candidate, artifact) as scratch:
-            return sanitize.run(task, artifact, scratch, load_skill(skill).extension_module, self._spec, self._uid)
+            return sanitize.run(
+                task, artifact, scratch, load_skill(skill).extension_module, self._spec, self._workers.uid
+            )
 
     def wait_ready(self) -> None:
         """Raises DeviceError where the device cannot be used."""
-        self._zygote.wait_ready()
+        self._workers.wait_ready()
         if self._spec.kind == "cuda":
-            with self._oracle_worker(self._zygote) as worker:
-                self._gpu = self._start([worker])
+            with self._workers.oracle() as (_, self._gpu):
+                pass
 
     @functools.cached_property
     def _store(self) -> BaselineStore:
@@ -186,86 +234,38 @@ class DeviceJudge:
     def _described_gpu(self) -> dict[str, Any]:
         return {"gpu": self._gpu["name"]} if self._gpu else {}
 
-    def _start(self, workers: list[Worker]) -> dict[str, Any]:
-        """Has new workers start the device, side by side; facts about it. Nothing of a candidate runs yet."""
-        facts: dict[str, Any] = {}
-        try:
-            for worker in workers:
-                worker.send({"op": "start"})
-            for worker in workers:
-                facts = worker.receive(deadline=time.monotonic() + _START_TIMEOUT_S)
-        except WorkerError as error:
-            said = getattr(error, "stderr", "") or getattr(error, "traceback", "")
-            device = f"GPU {self._spec.visible}" if self._spec.visible else "the CPU"
-            raise DeviceError(f"a new worker cannot use {device}: {error} {said}") from error
-        self._has_room = bool(self._gpu) and facts["free_bytes"] >= _ROOMY_SHARE * self._gpu["free_bytes"]
-        return facts
+    def _seen(self, facts: dict[str, Any]) -> None:
+        """Notes how much memory the device had when new workers came to it."""
+        self._free_bytes = facts.get("free_bytes", 0)
+        self._has_room = bool(self._gpu) and self._free_bytes >= _ROOMY_SHARE * self._gpu["free_bytes"]
+
+    def _probe(self, oracle: OracleSide) -> Probe | None:
+        """On a GPU, a small piece of work in the reference's process."""
+        return (lambda: oracle.ask({"op": "probe"})["ms"]) if self._spec.kind == "cuda" else None
 
     def close(self) -> None:
-        self._zygote.close()
-        if self._compile_zygote is not None:
-            self._compile_zygote.close()
-            self._compile_zygote = None
-        if self._quiet is not None:
-            self._quiet.close()
-
-    def _compiler(self) -> Zygote:
-        with self._starting:
-            if self._compile_zygote is None:
-                self._compile_zygote = self._make_zygote("compile")
-            return self._compile_zygote
-
-    def _make_zygote(self, kind: Kind) -> Zygote:
-        return Zygote(
-            kind, num_threads=len(self._spec.cores), cache_dir=self._cache_dir / "inductor", gpu=self._spec.visible
-        )
-
-    @contextlib.contextmanager
-    def _hold_quiet(self, *timed: Worker) -> Iterator[None]:
-        """Everything registered stands still, except the workers that are timed."""
-        if self._quiet is None:
-            yield
-            return
-        for worker in timed:
-            self._quiet.protect(worker.pid)
-        try:
-            with self._quiet.hold():
-                yield
-        except QuietError as error:
-            raise DeviceError(str(error)) from error
-        finally:
-            for worker in timed:
-                self._quiet.unprotect(worker.pid)
-
-    @contextlib.contextmanager
-    def _quiet_citizen(self, worker: Worker) -> Iterator[None]:
-        """A worker that stands still while another job is timed."""
-        if self._quiet is None:
-            yield
-            return
-        self._quiet.register(worker.pid)
-        try:
-            yield
-        finally:
-            self._quiet.unregister(worker.pid)
+        for compiled in self._parked.values():
+            compiled.stack.close()
+        self._parked.clear()
+        self._workers.close()
+        self._turns.close()
 
     def _measure_baseline(self, task: Task) -> Baseline:
         """Eager and torch.compile, interleaved in one fresh process."""
         began = time.monotonic()
-        with self._oracle_worker(self._compiler()) as worker:
-            self._start([worker])
-            oracle = OracleSide(worker, task, self._spec.kind, has_room=self._has_room)
-            oracle.build(perturb=False)
-            oracle.ask({"op": "compile", "seed": new_seed()})
-            compiled_s = time.monotonic() - began
-            with self._hold_quiet(worker):
-                eager, compiled = time_pair(oracle)
+        with self._parking:
+            parked = self._parked.pop(task.code, None)
+        with parked.stack if parked is not None else contextlib.ExitStack() as stack:
+            compiled = parked or self._compiled(task, stack)
+            with self._turns.take(compiled.oracle.worker, probe=self._probe(compiled.oracle)) as turn:
+                eager, fast = time_pair(compiled.oracle)
+            turn.require_calm(eager)
         return Baseline(
             eager_ms=eager.median_ms,
-            compile_ms=compiled.median_ms,
+            compile_ms=fast.median_ms,
             eager=eager.to_json(),
-            compile=compiled.to_json(),
-            compile_s=compiled_s,
+            compile=fast.to_json(),
+            compile_s=compiled.seconds,
             seconds=time.monotonic() - began,
         )
 
@@ -276,83 +276,6 @@ class DeviceJudge:
             return baseline
         details["baseline_retimed"] = {"drift": drift, "eager_ms": baseline.eager_ms, "compile_ms": baseline.compile_ms}
         return self.baseline_of(task, fresh=True)
-
-    def _timed_judgement(
-        self,
-        baseline: Baseline,
-        candidate: timing.Series,
-        eager: timing.Series,
-        details: dict[str, Any],
-        phases: dict[str, float],
-        began: float,
-    ) -> Judgement:
-        """Scales the stored time of torch.compile to the machine's speed of this minute.
-
-        torch.compile is timed once a task, against eager in the same process. Eager is timed again beside every
-        candidate; its change since then is the machine's (frequency, neighbours), which compiled code shares. So
-        compile_ms = stored compile_ms * (eager now / eager then), that is, the stored ratio is what counts.
-        """
-        drift = eager.median_ms / baseline.eager_ms
-        compile_ms = baseline.compile_ms * drift
-        reward = eq1(candidate.median_ms, eager.median_ms, compile_ms)
-        details |= {
-            "candidate": candidate.to_json(),
-            "eager": eager.to_json(),
-            "drift": drift,
-            "stored_eager_ms": baseline.eager_ms,
-            "stored_compile_ms": baseline.compile_ms,
-            "speedup_eager": eager.median_ms / candidate.median_ms,
-            "speedup_compile": compile_ms / candidate.median_ms,
-            "round_ratios": [e / c for e, c in zip(eager.values_ms, candidate.values_ms, strict=True)],
-        }
-        message = (
-            f"correct; {candidate.median_ms:.4g} ms (quartiles {_quartiles(candidate)}), "
-            f"torch eager {eager.median_ms:.4g} ms: {eager.median_ms / candidate.median_ms:.2f}x, "
-            f"torch.compile {compile_ms:.4g} ms: {compile_ms / candidate.median_ms:.2f}x"
-        )
-        judgement = _judgement(Outcome.CORRECT, reward, message, details, phases, began)
-        return Judgement(
-            outcome=judgement.outcome,
-            reward=reward,
-            message=message,
-            candidate_ms=candidate.median_ms,
-            eager_ms=eager.median_ms,
-            compile_ms=compile_ms,
-            details=judgement.details,
-        )
-
-    @contextlib.contextmanager
-    def _workers(self) -> Iterator[tuple[Worker, Worker]]:
-        with (
-            self._oracle_worker(self._zygote) as oracle,
-            Worker(
-                self._zygote,
-                "runner",
-                Bounds(
-                    cores=self._spec.cores,
-                    memory_bytes=self._config.memory_mb << 20,
-                    uid=self._uid,
-                    write_files=False,
-                    cpu_s=int(self._config.timeout_s * (len(self._spec.cores) + 1)) + 5,
-                    device=self._spec.kind,
-                ),
-            ) as candidate,
-        ):
-            self._start([oracle, candidate])
-            yield oracle, candidate
-
-    def _oracle_worker(self, zygote: Zygote) -> Worker:
-        return Worker(
-            zygote,
-            "oracle",
-            Bounds(
-                cores=self._spec.cores,
-                memory_bytes=self._config.memory_mb << 21,
-                uid=None,
-                write_files=True,
-                device=self._spec.kind,
-            ),
-        )
 
     @contextlib.contextmanager
     def _scratch(self, candidate: Candidate, artifact: Artifact) -> Iterator[Path]:
@@ -369,26 +292,19 @@ class DeviceJudge:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A baseline that is ready to be timed; its process ends with `stack`."""
+
+    oracle: OracleSide
+    stack: contextlib.ExitStack
+    seconds: float
+    """Until torch.compile had compiled the task."""
+
+
 class _SuspectError(Exception):
     """A verdict that a sick device could have caused as well."""
 
     def __init__(self, judgement: Judgement) -> None:
         super().__init__(judgement.message)
         self.judgement = judgement
-
-
-def _judgement(
-    outcome: Outcome,
-    reward: float | None,
-    message: str,
-    details: dict[str, Any],
-    phases: dict[str, float],
-    began: float,
-) -> Judgement:
-    phases["total_s"] = time.monotonic() - began
-    return Judgement(outcome=outcome, reward=reward, message=message, details=details | {"phases": phases})
-
-
-def _quartiles(series: timing.Series) -> str:
-    record = series.to_json()
-    return f"{record['p25_ms']:.4g}–{record['p75_ms']:.4g}"

@@ -15,11 +15,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import random
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 
+from sandbox.judge.cuda_runtime import CudaRuntime
 from sandbox.judge.placement import address_of, layout_of
 
 _synchronize = torch._C._cuda_synchronize if hasattr(torch._C, "_cuda_synchronize") else None
@@ -31,7 +33,10 @@ _SMALL_BLOCK_BYTES, _SMALL_BLOCKS = 1 << 20, 16
 _GARBAGE = (0x7F, 0xFF)
 """3.4e38 and NaN as float32: one survives a minimum, the other a sum."""
 _LIMIT_PERSISTING_L2 = 6
+_PERSISTING = "changed the device's limit of L2 cache that outlives a flush"
 _MAX_CALLS = 64
+_PROBES = 24
+_WORTH_PINNING_BYTES = 1 << 20
 
 
 class CudaPlacement:
@@ -41,7 +46,10 @@ class CudaPlacement:
 
     def __init__(self) -> None:
         self._slots: dict[int, list[torch.Tensor]] = {}
+        self._staged: dict[int, list[torch.Tensor]] = {}
         self._copies: list[torch.Tensor] = []
+        self._spare_copies: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
+        self._poisoned = False
 
     def start(self) -> dict[str, Any]:
         """Makes the context. float32 is float32 from here on: no TF32 in products or convolutions."""
@@ -71,9 +79,9 @@ class CudaPlacement:
             "cuda": torch.version.cuda,
         }
 
-    def share(self, memory: Any) -> None:
-        """Pins the arena, which makes copies several times as fast; where the system forbids it they are slow."""
-        self._runtime.pin(ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory))
+    def share(self, memory: Any, num_bytes: int) -> None:
+        """Pins them, which makes copies several times as fast; where the system forbids it they are slow."""
+        self._runtime.pin(ctypes.addressof(ctypes.c_char.from_buffer(memory)), num_bytes)
 
     def creation(self) -> contextlib.AbstractContextManager[Any]:
         return torch.device("cuda")
@@ -84,16 +92,60 @@ class CudaPlacement:
     def copy_out(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.cpu()
 
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().to("cuda")
+
+    def kept_leaf(self, tensor: torch.Tensor) -> dict[str, Any]:
+        return layout_of(tensor) | {"address": 0, "storage": [0, 0]}
+
+    def write(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
+        if tensor.numel():
+            _flat(host).copy_(_flat(tensor))
+
     def arguments(self, slot: int, host: list[torch.Tensor]) -> list[torch.Tensor]:
         """Copied into memory that stays the slot's: new contents come into the same storage as before."""
         if slot not in self._slots:
-            self._slots[slot] = [torch.empty(_span(tensor), dtype=tensor.dtype, device="cuda") for tensor in host]
+            self._slots[slot] = [_empty_like(tensor) for tensor in host]
         placed = []
         for tensor, flat in zip(host, self._slots[slot], strict=True):
             if tensor.numel():
                 flat.copy_(_flat(tensor))
             placed.append(flat.as_strided(tensor.shape, tensor.stride()))
         return placed
+
+    def stage(self, slot: int, host: list[torch.Tensor]) -> None:
+        if slot not in self._staged:
+            self._staged[slot] = [_empty_like(tensor) for tensor in host]
+        for tensor, flat in zip(host, self._staged[slot], strict=True):
+            if tensor.numel():
+                flat.copy_(_flat(tensor))
+
+    def mixed(self, slot: int, leaves: list[dict[str, Any]], mix: list[list[list[int]]]) -> list[torch.Tensor]:
+        if slot not in self._slots:
+            self._slots[slot] = [torch.empty_like(flat) for flat in next(iter(self._staged.values()))]
+        placed = []
+        for index, (leaf, flat, pieces) in enumerate(zip(leaves, self._slots[slot], mix, strict=True)):
+            for source, start, end in pieces:
+                flat[start:end].copy_(self._staged[source][index][start:end])
+            placed.append(flat.as_strided(leaf["shape"], leaf["stride"]))
+        return placed
+
+    def contents(self, slot: int, leaves: list[dict[str, Any]]) -> list[torch.Tensor]:
+        flats = zip(leaves, self._slots[slot], strict=True)
+        return [flat.clone().as_strided(leaf["shape"], leaf["stride"]) for leaf, flat in flats]
+
+    def elements(self, tensor: torch.Tensor, places: list[int]) -> bytes:
+        if not places:
+            return b""
+        if not self.address_of(tensor) or tensor.numel() <= max(places):
+            raise ValueError(f"a timed call returned {tuple(tensor.shape)} on {tensor.device}, not what it did before")
+        rest = torch.tensor(places)
+        offsets = torch.zeros_like(rest)
+        for size, step in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+            offsets += rest % size * step
+            rest //= size
+        found = _flat(tensor.detach())[offsets.cuda()].cpu()
+        return bytes(found.view(torch.uint8).numpy())
 
     def copy_back(self, slot: int, host: list[torch.Tensor]) -> None:
         """What a slot's inputs hold now, into the arena: the supervisor looks whether a call has changed them."""
@@ -106,9 +158,10 @@ class CudaPlacement:
         return [[flat.data_ptr(), flat.data_ptr() + flat.nbytes] for flat in tensors]
 
     def before_batch(self, *, observe: bool) -> None:
-        """In the checks memory comes from blocks that hold garbage; when timed, blocks that were freed hold it."""
+        """Free memory holds garbage: a large block of it from the first check on, and all that was freed since."""
         garbage = random.choice(_GARBAGE)
-        if observe:
+        if observe and not self._poisoned:
+            self._poisoned = True
             torch.cuda.empty_cache()
             free_bytes, _ = torch.cuda.mem_get_info()
             sizes = [min(int(free_bytes * _POISON_SHARE), _MAX_POISON_BYTES)] + [_SMALL_BLOCK_BYTES] * _SMALL_BLOCKS
@@ -132,6 +185,8 @@ class CudaPlacement:
             end.record()
         _synchronize()  # type: ignore[misc]
         runtime.raise_error()
+        if self.tampering():
+            raise RuntimeError(_PERSISTING)
         return {"device_ms": [start.elapsed_time(end) for start, end in self._events[: len(calls)]]}
 
     def address_of(self, tensor: Any) -> int:
@@ -142,8 +197,7 @@ class CudaPlacement:
         address = self.address_of(tensor)
         if not address and tensor.numel():
             return layout_of(tensor) | {"stride": [], "address": 0, "storage": [0, 0]}
-        copy = _flat(tensor.detach()).cpu() if tensor.numel() else torch.empty(0, dtype=tensor.dtype)
-        self._copies.append(copy)
+        copy = self._host_copy(tensor)
         storage = tensor.untyped_storage()
         return layout_of(tensor) | {
             "address": copy.data_ptr(),
@@ -160,12 +214,43 @@ class CudaPlacement:
         torch.cuda.synchronize()
 
     def release(self) -> None:
+        for copy in self._copies:
+            self._spare_copies.setdefault((copy.dtype, copy.numel()), []).append(copy)
         self._copies.clear()
 
+    def _host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Outputs have the same sizes again and again: their memory on the host is pinned, and used again."""
+        if not tensor.numel():
+            return torch.empty(0, dtype=tensor.dtype)
+        flat = _flat(tensor.detach())
+        spare = self._spare_copies.get((flat.dtype, flat.numel()))
+        if spare:
+            copy = spare.pop()
+        else:
+            copy = torch.empty(flat.numel(), dtype=flat.dtype)
+            if copy.nbytes >= _WORTH_PINNING_BYTES:
+                self._runtime.pin(copy.data_ptr(), copy.nbytes)
+        self._copies.append(copy.copy_(flat))
+        return copy
+
+    def warm_libraries(self) -> None:
+        for dtype in (torch.float32, torch.float64):
+            small = torch.ones(64, 64, dtype=dtype, device="cuda")
+            small @ small
+        torch.cuda.synchronize()
+
+    def probe(self) -> list[float]:
+        times = []
+        for _ in range(_PROBES):
+            began = time.perf_counter()
+            self._runtime.fill(self._wiped.data_ptr(), 0, self._wiped.nbytes)
+            _synchronize()  # type: ignore[misc]
+            times.append((time.perf_counter() - began) * 1e3)
+        return times
+
     def tampering(self) -> list[str]:
-        if self._runtime.limit(_LIMIT_PERSISTING_L2) != self._persisting_bytes:
-            return ["changed the device's limit of L2 cache that outlives a flush"]
-        return []
+        limit = self._runtime.limit(_LIMIT_PERSISTING_L2)
+        return [_PERSISTING] if limit not in (None, self._persisting_bytes) else []
 
     def copy_rate(self, num_bytes: int) -> float:
         """Bytes a millisecond of a copy that moves `num_bytes` through a cold cache, reads and writes together."""
@@ -176,54 +261,15 @@ class CudaPlacement:
         return 2 * half / min(times)
 
 
-class CudaRuntime:
-    """Calls of the CUDA runtime library that torch does not offer, on the copy of it that torch has loaded."""
-
-    _resets_persisting = True
-
-    def __init__(self) -> None:
-        major = str(torch.version.cuda).partition(".")[0]
-        self._library = ctypes.CDLL(f"libcudart.so.{major}")
-        self._memset = self._library.cudaMemsetAsync
-        self._memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p]
-        self._library.cudaGetErrorString.restype = ctypes.c_char_p
-
-    def fill(self, address: int, byte: int, num_bytes: int) -> None:
-        """On the default stream; every stream that torch uses by default is that one."""
-        self._check(self._memset(address, byte, num_bytes, None))
-
-    def forget_persisting_lines(self) -> None:
-        if self._resets_persisting and self._library.cudaCtxResetPersistingL2Cache():
-            self._resets_persisting = False  # a GPU without the feature; nothing can persist there
-            self.clear_error()
-
-    def pin(self, address: int, num_bytes: int) -> None:
-        if self._library.cudaHostRegister(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), 0):
-            self.clear_error()
-
-    def limit(self, which: int) -> int:
-        value = ctypes.c_size_t()
-        self._library.cudaDeviceGetLimit(ctypes.byref(value), which)
-        return value.value
-
-    def clear_error(self) -> None:
-        self._library.cudaGetLastError()
-
-    def raise_error(self) -> None:
-        """Raises RuntimeError where a launch has failed and nobody asked: it did nothing, and said nothing."""
-        self._check(self._library.cudaGetLastError())
-
-    def _check(self, status: int) -> None:
-        if status:
-            text = self._library.cudaGetErrorString(status).decode()
-            raise RuntimeError(f"CUDA error {status}: {text}; a launch failed, check its grid, block and shared memory")
-
-
 def _span(tensor: torch.Tensor) -> int:
     """Elements from the first to past the last in memory."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(_span(tensor), dtype=tensor.dtype, device="cuda")
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

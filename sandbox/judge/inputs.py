@@ -95,5 +95,5 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 def _like(layout: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     if any(size > 1 and step == 0 for size, step in zip(layout.shape, layout.stride(), strict=True)):
         return values.clone()  # an expanded tensor cannot be written element by element
-    result = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype)
+    result = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=layout.device)
     return result.copy_(values)

@@ -1,8 +1,8 @@
 """The reference's process: runs the task's Model, never a candidate's code.
 
 It draws inputs from secret seeds, answers them in float64 (and as eager runs them), and serves the eager and the
-torch.compile model to the clock through the same ModelServer as the candidate. Draws and answers lie in the host's
-memory, models run where the placement says.
+torch.compile model to the clock through the same ModelServer as the candidate. Draws and answers lie where models run:
+on a GPU outputs come there to be compared, and an answer is only fetched when one differs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
+from sandbox.judge.agreement import TOLERANCE, is_close, matching_double, meets_tolerance, same_bytes, shares_storage
 from sandbox.judge.channel import Channel
 from sandbox.judge.inputs import Transform, apply_transform, change_block, perturb_parameters, transforms_for
 from sandbox.judge.placement import Placement, leaf_of, make_placement, settle_allocator
 from sandbox.judge.serving import ModelServer, answer_until_closed, is_tensor
 from sandbox.judge.values import flatten, pack_tensors, unflatten
 
-_TOLERANCE = {"float32": 1e-4, "float64": 1e-4, "float16": 1e-2, "bfloat16": 1e-2}
 _JITTER = 1e-6
 _FOOTPRINT_SAMPLES = 4
 
@@ -41,6 +41,7 @@ class OracleServer(ModelServer):
         self._weights: dict[str, torch.Tensor] = {}
         self._draws: dict[int, list[Any]] = {}
         self._answers: dict[int, list[Any]] = {}
+        self._fetched: list[Any] = []
         self._transforms: dict[str, Transform] = {}
         self._mutates: bool | None = None
         self._num_threads = torch.get_num_threads()
@@ -65,7 +66,7 @@ class OracleServer(ModelServer):
             "init": init,
             "init_tensors": pack_tensors(init_tensors),
             "inputs": inputs,
-            "leaves": [leaf_of(tensor) for tensor in draw],
+            "leaves": [self.placement.kept_leaf(tensor) for tensor in draw],
             "weights": [leaf_of(tensor.contiguous()) | {"name": name} for name, tensor in state.items()],
             "transforms": list(self._transforms),
         }
@@ -93,14 +94,23 @@ class OracleServer(ModelServer):
             transform = self._transforms[kind]
             tensors = [apply_transform(transform, tensor) for tensor in base or []]
         self._draws[message["key"]] = tensors
-        return {"leaves": [leaf_of(tensor) for tensor in tensors]}
+        return {"leaves": [self.placement.kept_leaf(tensor) for tensor in tensors]}
+
+    def do_place(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Copies a draw into a slot of the arena, where the supervisor cannot do that itself."""
+        for tensor, host in zip(self._draws[message["key"]], self._host_inputs(message["slot"]), strict=True):
+            self.placement.write(tensor, host)
+        return {}
 
     def do_adopt(self, message: dict[str, Any]) -> dict[str, Any]:
         """Keeps what a slot holds as a draw, so that a timed output can be answered for later."""
-        self._draws[message["key"]] = [
-            self.tensor_at(offset, leaf).clone()
-            for offset, leaf in zip(self._slots[message["slot"]], self._leaves, strict=True)
-        ]
+        slot, mix = message["slot"], message["mix"]
+        if mix is None:
+            tensors = [tensor.clone() for tensor in self._host_inputs(slot)]
+        else:
+            self.placement.mixed(slot, self._leaves, mix)
+            tensors = self.placement.contents(slot, self._leaves)
+        self._draws[message["key"]] = tensors
         return {}
 
     def do_forget(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -122,32 +132,53 @@ class OracleServer(ModelServer):
         with torch.no_grad():
             eager = self._reference(*unflatten(node, placed))
         if self._mutates is None:
-            after = [self.placement.copy_out(tensor) for tensor in placed]
-            self._mutates = any(not _same_bytes(old, new) for old, new in zip(inputs, after, strict=True))
+            self._mutates = any(not same_bytes(old, new) for old, new in zip(inputs, placed, strict=True))
         tensors: list[Any] = []
         output = flatten(eager, is_tensor, tensors)
-        exact = _matching_double(self._run_double(inputs, node) if message["exact"] else None, tensors)
+        exact = matching_double(self._run_double(inputs, node) if message["exact"] else None, tensors)
         unstable = self._unstable_integers(inputs, node, tensors) if message["exact"] else {}
         facts = {
             "mutates": self._mutates,
-            "aliases": [_shares_storage(tensor, placed, self.placement) for tensor in tensors],
-            "meets_tolerance": _meets_tolerance(tensors, exact),
+            "aliases": [shares_storage(tensor, placed, self.placement) for tensor in tensors],
+            "meets_tolerance": meets_tolerance(tensors, exact),
             "finite": all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point()),
         }
         return facts | {"node": output} | self._kept(key, tensors, exact, unstable)
 
     def _kept(self, key: int, eager: list[Any], exact: list[Any], unstable: dict[int, Any]) -> dict[str, Any]:
-        """Keeps an answer in the host's memory; where its tensors lie there."""
+        """Keeps an answer beside the models; its layouts, and where it lies for the supervisor if that is possible."""
+        self._answers[key] = [eager, exact, unstable]
+        leaf = self.placement.kept_leaf
+        return {
+            "leaves": [leaf(tensor) for tensor in eager],
+            "exact": [leaf(tensor) if tensor is not None else None for tensor in exact],
+            "unstable": {str(index): leaf(mask) for index, mask in unstable.items()},
+        }
+
+    def do_fetch(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Copies an answer into the host's memory, where the supervisor can read it; one at a time is kept there."""
         out = self.placement.copy_out
+        eager, exact, unstable = self._answers[message["key"]]
         host_eager = [out(tensor) for tensor in eager]
         host_exact = [out(tensor) if tensor is not None else None for tensor in exact]
         host_unstable = {index: out(mask) for index, mask in unstable.items()}
-        self._answers[key] = [host_eager, host_exact, host_unstable]
+        self._fetched = [host_eager, host_exact, host_unstable]
         return {
             "leaves": [leaf_of(tensor) for tensor in host_eager],
             "exact": [leaf_of(tensor) if tensor is not None else None for tensor in host_exact],
             "unstable": {str(index): leaf_of(mask) for index, mask in host_unstable.items()},
         }
+
+    def do_compare(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Largest error of an output in the arena that is finite and within the tolerance everywhere, else None."""
+        wide = self._answers[message["key"]][1][message["output"]]
+        dtype = message["leaf"]["dtype"]
+        if wide is None or dtype not in TOLERANCE:
+            return {"largest": None}
+        got = self.placement.copy_in(self.tensor_at(message["offset"], message["leaf"]))
+        if not bool(torch.isfinite(wide).all()) or not is_close(got, wide, TOLERANCE[dtype]):
+            return {"largest": None}
+        return {"largest": float((got - wide).abs().max())}
 
     def do_compile(self, message: dict[str, Any]) -> dict[str, Any]:
         """Compiles the reference with torch.compile in default mode, on one natural draw; `models["compile"]`."""
@@ -177,17 +208,25 @@ class OracleServer(ModelServer):
             for _ in range(_FOOTPRINT_SAMPLES):
                 changed = [*inputs[:index], change_block(tensor, others[index], generator), *inputs[index + 1 :]]
                 after = self._outputs_of(changed, node)
-                matters += any(not _same_bytes(old, new) for old, new in zip(before, after, strict=True))
+                matters += any(not same_bytes(old, new) for old, new in zip(before, after, strict=True))
             total += tensor.numel() * tensor.element_size() * matters // _FOOTPRINT_SAMPLES
         return {"bytes": total, "rate": self.placement.copy_rate(total)}
 
     def _outputs_of(self, inputs: list[Any], node: dict[str, Any]) -> list[Any]:
-        """Eager's outputs that are no views of inputs, in the host's memory."""
+        """Eager's outputs that are no views of inputs."""
         placed = [self.placement.copy_in(tensor) for tensor in inputs]
         tensors: list[Any] = []
         flatten(self._run(self._reference, placed, node), is_tensor, tensors)
-        own = [tensor for tensor in tensors if not _shares_storage(tensor, placed, self.placement)]
-        return [self.placement.copy_out(tensor) for tensor in own]
+        return [tensor for tensor in tensors if not shares_storage(tensor, placed, self.placement)]
+
+    def do_start(self, message: dict[str, Any]) -> dict[str, Any]:
+        facts = super().do_start(message)
+        self.placement.warm_libraries()
+        return facts
+
+    def do_probe(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Milliseconds of a small piece of work, several times (sandbox.judge.still)."""
+        return {"ms": self.placement.probe()}
 
     def do_settle(self, message: dict[str, Any]) -> dict[str, Any]:
         """Before the clock starts: as few leftovers of the checks as possible."""
@@ -202,13 +241,13 @@ class OracleServer(ModelServer):
             torch.set_num_threads(count)
 
     def _draw_natural(self, seed: int) -> tuple[dict[str, Any], list[Any]]:
-        """Node and tensors, in the host's memory, of get_inputs(); drawn where models run, which is faster."""
+        """Node and tensors of get_inputs(), drawn where models run."""
         torch.manual_seed(seed)
         with self.placement.creation():
             drawn = list(self._task.get_inputs())
         tensors: list[Any] = []
         node = flatten(drawn, is_tensor, tensors)
-        return node, [self.placement.copy_out(tensor) for tensor in tensors]
+        return node, [self.placement.keep(tensor) for tensor in tensors]
 
     def _run(self, model: torch.nn.Module, placed: list[Any], node: dict[str, Any]) -> Any:
         with torch.no_grad():
@@ -270,52 +309,3 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-def _matching_double(exact: Any, eager: list[Any]) -> list[Any]:
-    """For each eager output its float64 answer, contiguous; None for integers or where there is none."""
-    tensors: list[Any] = []
-    if exact is not None:
-        flatten(exact, is_tensor, tensors)
-    if len(tensors) != len(eager):
-        tensors = [None] * len(eager)
-    return [
-        wide.contiguous()
-        if wide is not None
-        and narrow.is_floating_point()
-        and wide.dtype == torch.float64
-        and wide.shape == narrow.shape
-        else None
-        for wide, narrow in zip(tensors, eager, strict=True)
-    ]
-
-
-def _meets_tolerance(eager: list[Any], exact: list[Any]) -> bool:
-    """True where eager float32 itself stays within the hardened tolerance of float64."""
-    for narrow, wide in zip(eager, exact, strict=True):
-        dtype = str(narrow.dtype).removeprefix("torch.")
-        if wide is None or dtype not in _TOLERANCE or wide.numel() == 0:
-            continue
-        if not _is_close(narrow, wide, _TOLERANCE[dtype]):
-            return False
-    return True
-
-
-def _is_close(narrow: torch.Tensor, wide: torch.Tensor, tolerance: float) -> bool:
-    scale = wide.square().mean().sqrt()
-    if bool(torch.isfinite(scale)):
-        error = (narrow - wide).abs_()
-        return bool((error <= (wide.abs() + scale).mul_(tolerance)).all())
-    finite = torch.isfinite(wide)
-    if not torch.equal(finite, torch.isfinite(narrow)):
-        return False
-    return not bool(finite.any()) or _is_close(narrow[finite].double(), wide[finite], tolerance)
-
-
-def _shares_storage(tensor: Any, inputs: list[Any], placement: Placement) -> bool:
-    storages = {leaf.untyped_storage().data_ptr() for leaf in inputs if placement.address_of(leaf)}
-    return bool(placement.address_of(tensor)) and tensor.untyped_storage().data_ptr() in storages
-
-
-def _same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return torch.equal(first.contiguous().view(-1).view(torch.uint8), second.contiguous().view(-1).view(torch.uint8))

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sandbox.judge.arena import TABLE_BYTES, Arena, align, read_memory, span_bytes
+from sandbox.judge.arena import Arena, read_memory, span_bytes
 from sandbox.judge.compare import Expected
+from sandbox.judge.layout import SCRATCH_BYTES, Layout
 from sandbox.judge.values import ITEMSIZE
 from sandbox.judge.worker import Worker, WorkerDiedError, WorkerError, WorkerReplyError, WorkerTimeoutError
 from sandbox.tasks import TaskError
 from sandbox.types import DeviceError, Task
 
 ORACLE_TIMEOUT_S = 120.0
-MAX_SLOTS = 33
-_MAX_ARENA_BYTES = 256 << 20
 _OUR_TROUBLE = (
     "No working C++ compiler",
     "No space left on device",
@@ -34,51 +34,36 @@ _OUR_TROUBLE = (
 """Words of errors in the reference's process that say nothing about the task."""
 
 
+Draw = tuple[int, list[dict[str, Any]]]
+"""Key of inputs in the oracle, and their layouts; on a CPU also where they lie there."""
+
+
 def new_seed() -> int:
     """Seeds come from the operating system and are told to nobody but the oracle."""
     return secrets.randbits(62)
-
-
-@dataclass(slots=True)
-class Layout:
-    """Where weights and inputs lie in an arena."""
-
-    weights: list[dict[str, Any]]
-    slots: list[list[int]]
-    slot_bytes: int
-    size: int
-    leaves: list[dict[str, Any]]
-
-    @classmethod
-    def plan(cls, leaves: list[dict[str, Any]], weights: list[dict[str, Any]]) -> Layout:
-        offset, placed = TABLE_BYTES, []
-        for leaf in weights:
-            placed.append({key: leaf[key] for key in ("name", "dtype", "shape", "stride")} | {"offset": offset})
-            offset = align(offset + span_bytes(leaf, ITEMSIZE[leaf["dtype"]]))
-        sizes = [align(span_bytes(leaf, ITEMSIZE[leaf["dtype"]])) for leaf in leaves]
-        slot_bytes = sum(sizes)
-        num_slots = max(3, min(MAX_SLOTS, _MAX_ARENA_BYTES // max(slot_bytes, 1)))
-        slots, end = [], offset
-        for _ in range(num_slots):
-            slots.append([end + sum(sizes[:index]) for index in range(len(sizes))])
-            end += slot_bytes
-        return cls(placed, slots, slot_bytes, max(end, TABLE_BYTES), leaves)
-
-    def slot_range(self, slot: int) -> slice:
-        start = self.slots[slot][0] if self.slots[slot] else 0
-        return slice(start, start + self.slot_bytes)
 
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
     """What the reference says to one draw."""
 
+    key: int
     node: dict[str, Any]
-    outputs: list[Expected]
+    types: list[tuple[str, tuple[int, ...]]]
+    """dtype and shape of each output."""
+    fetch: Callable[[], list[Expected]]
     aliases: list[bool]
     mutates: bool
     meets_tolerance: bool
     finite: bool
+    _outputs: list[Expected] | None = None
+
+    @property
+    def outputs(self) -> list[Expected]:
+        """The values; where they lie on a GPU they are only fetched when they are asked for."""
+        if self._outputs is None:
+            self._outputs = self.fetch()
+        return self._outputs
 
 
 class OracleSide:
@@ -92,6 +77,8 @@ class OracleSide:
         self.device = device
         self.facts: dict[str, Any] = {}
         self.layout: Layout
+        self.mixes: dict[int, list[list[list[int]]]] = {}
+        """On a GPU, what the slots outside of the arena are made of."""
         self._next_key = 0
         self._answers: dict[int, Answer] = {}
         self._asked: list[int] = []
@@ -105,7 +92,7 @@ class OracleSide:
                     f"task {self.task.task_id}: tensors of type {leaf['dtype']} cannot be judged; "
                     f"allowed: {', '.join(ITEMSIZE)}"
                 )
-        self.layout = Layout.plan(self.facts["leaves"], self.facts["weights"])
+        self.layout = Layout.plan(self.facts["leaves"], self.facts["weights"], self.device)
         self.map(Arena.create(self.layout.size))
 
     def map(self, arena: Arena) -> None:
@@ -115,6 +102,7 @@ class OracleSide:
                 inputs=self.facts["inputs"],
                 leaves=self.facts["leaves"],
                 slots=self.layout.slots,
+                pinned=self.layout.scratch,
                 deadline=time.monotonic() + ORACLE_TIMEOUT_S,
             )
         except WorkerError as error:
@@ -148,8 +136,8 @@ class OracleSide:
         except (WorkerDiedError, WorkerTimeoutError) as error:
             raise DeviceError(f"task {self.task.task_id}: the reference's process failed: {error}") from error
 
-    def draw(self, kind: str = "natural", base: int | None = None) -> tuple[int, list[dict[str, Any]]]:
-        """Key and leaves of new inputs."""
+    def draw(self, kind: str = "natural", base: int | None = None) -> Draw:
+        """New inputs."""
         self._next_key += 1
         message = {"op": "draw", "key": self._next_key, "kind": kind, "seed": new_seed()}
         leaves = self.ask(message | ({} if base is None else {"base": base}))["leaves"]
@@ -164,10 +152,15 @@ class OracleSide:
         return self._next_key, leaves
 
     def adopt(self, slot: int) -> int:
-        """Key of a draw that holds what lies in a slot of the oracle's arena."""
+        """Key of a draw that holds the contents of a slot."""
         self._next_key += 1
-        self.ask({"op": "adopt", "slot": slot, "key": self._next_key})
+        self.ask({"op": "adopt", "slot": slot, "mix": self.mixes.get(slot), "key": self._next_key})
         return self._next_key
+
+    def batch(self, model: str, slots: list[int], *, observe: bool) -> dict[str, Any]:
+        """The message that readies a batch over slots, in this process or in the candidate's."""
+        mixes = [self.mixes.get(slot) for slot in slots]
+        return {"op": "prepare", "model": model, "slots": slots, "mixes": mixes, "observe": observe}
 
     def footprint(self, key: int) -> tuple[int, float | None]:
         """Bytes that any correct answer to a draw moves, and the rate of a copy of that size (None: no floor)."""
@@ -186,23 +179,23 @@ class OracleSide:
         if keys:
             self.ask({"op": "forget", "keys": keys})
 
-    def fill(self, slot: int, leaves: list[dict[str, Any]]) -> None:
+    def fill(self, slot: int, draw: Draw) -> None:
         """Copies a draw into a slot of the oracle's arena."""
+        key, leaves = draw
+        if self.device == "cuda":
+            self.ask({"op": "place", "key": key, "slot": slot})
+            return
         assert self.worker.arena is not None
         for offset, leaf in zip(self.layout.slots[slot], leaves, strict=True):
-            read_memory(
-                self.worker.pid,
-                leaf["address"],
-                self.worker.arena.memory,
-                offset,
-                span_bytes(leaf, ITEMSIZE[leaf["dtype"]]),
-            )
+            num_bytes = span_bytes(leaf, ITEMSIZE[leaf["dtype"]])
+            read_memory(self.worker.pid, leaf["address"], self.worker.arena.memory, offset, num_bytes)
 
     def answer(self, key: int, protocol: str) -> Answer:
         """The reference's outputs for a draw, read out of its memory; asked for once while the weights stay."""
         self.ask_ahead(key, protocol)
         while key not in self._answers:
-            self._answers[self._asked.pop(0)] = self._read_answer(protocol)
+            asked = self._asked.pop(0)
+            self._answers[asked] = self._read_answer(protocol, asked)
         return self._answers[key]
 
     def ask_ahead(self, key: int, protocol: str) -> None:
@@ -212,31 +205,58 @@ class OracleSide:
             self.send({"op": "answer", "key": key, "exact": protocol == "hardened", "inputs": self.facts["inputs"]})
             self._asked.append(key)
 
-    def _read_answer(self, protocol: str) -> Answer:
+    def agrees(
+        self, answer: Answer, index: int, leaf: dict[str, Any], data: Callable[[Any, int], None]
+    ) -> float | None:
+        """Largest error of an output that is all finite and within the hardened tolerance of the answer; None where it
+        is not, or where that has to be looked at here. On a GPU only; nothing of the answer leaves it.
+
+        `leaf`: layout of the output. `data(memory, offset)` writes it there.
+        """
+        num_bytes = span_bytes(leaf, ITEMSIZE[leaf["dtype"]])
+        if self.device == "cpu" or not answer.meets_tolerance or not 0 < num_bytes <= SCRATCH_BYTES:
+            return None
+        assert self.worker.arena is not None
+        data(self.worker.arena.memory, self.layout.scratch)
+        where = {"offset": self.layout.scratch, "leaf": {name: leaf[name] for name in ("dtype", "shape", "stride")}}
+        return self.ask({"op": "compare", "key": answer.key, "output": index} | where)["largest"]
+
+    def _read_answer(self, protocol: str, key: int) -> Answer:
         reply = self.receive()
-        outputs = []
         for index, leaf in enumerate(reply["leaves"]):
-            exact = reply["exact"][index]
-            unstable = reply["unstable"].get(str(index))
-            needs_eager = exact is None or protocol == "paper" or not reply["meets_tolerance"]
             if leaf["dtype"] not in ITEMSIZE:
                 raise TaskError(
                     f"task {self.task.task_id}: output {index} has type {leaf['dtype']}, "
                     f"which cannot be judged; allowed: {', '.join(ITEMSIZE)}"
                 )
-            outputs.append(
-                Expected(
-                    dtype=leaf["dtype"],
-                    eager=self.worker.read_array(leaf) if needs_eager else None,
-                    exact=self.worker.read_array(exact) if exact is not None else None,
-                    unstable=self.worker.read_array(unstable) if unstable is not None else None,
-                )
-            )
+        needs_eager = protocol == "paper" or not reply["meets_tolerance"]
+
+        def fetch() -> list[Expected]:
+            return self._expected(self.ask({"op": "fetch", "key": key}), needs_eager)
+
         return Answer(
+            key=key,
             node=reply["node"],
-            outputs=outputs,
+            types=[(leaf["dtype"], tuple(leaf["shape"])) for leaf in reply["leaves"]],
+            fetch=fetch,
             aliases=reply["aliases"],
             mutates=reply["mutates"],
             meets_tolerance=reply["meets_tolerance"],
             finite=reply["finite"],
+            _outputs=self._expected(reply, needs_eager) if self.device == "cpu" else None,
         )
+
+    def _expected(self, reply: dict[str, Any], needs_eager: bool) -> list[Expected]:
+        """Reads an answer's tensors out of the oracle's memory."""
+        outputs = []
+        for index, (leaf, exact) in enumerate(zip(reply["leaves"], reply["exact"], strict=True)):
+            unstable = reply["unstable"].get(str(index))
+            outputs.append(
+                Expected(
+                    dtype=leaf["dtype"],
+                    eager=self.worker.read_array(leaf) if needs_eager or exact is None else None,
+                    exact=self.worker.read_array(exact) if exact is not None else None,
+                    unstable=self.worker.read_array(unstable) if unstable is not None else None,
+                )
+            )
+        return outputs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 
 from sandbox.judge import timing
+from sandbox.judge.fresh import Slots, make_slots
 from sandbox.judge.oracle_side import OracleSide
 
 _BASELINE_ROUNDS = 11
@@ -17,25 +18,25 @@ _CALM = 1.25
 def time_pair(oracle: OracleSide) -> tuple[timing.Series, timing.Series]:
     """Eager and compiled reference in one process, interleaved; the calmest of a few series of rounds."""
     eager, compiled = (timing.oracle_contender(oracle, name) for name in ("eager", "compile"))
-    slots, every = timing.Slots(oracle, rounds=_BASELINE_ROUNDS), list(range(len(oracle.layout.slots)))
+    slots = make_slots(oracle, None, rounds=_BASELINE_ROUNDS)
     slots.fill_all()
     for contender in (eager, compiled):
         timing.measure_overhead(contender)
     warmup_ms = max(_BASELINE_WARMUP_MS, timing.GPU_WARMUP_MS if oracle.device == "cuda" else 0.0)
-    timing.warm_up([compiled, eager], every, warmup_ms=warmup_ms)
+    timing.warm_up([compiled, eager], slots.every, warmup_ms=warmup_ms)
     taken: list[tuple[timing.Series, timing.Series]] = []
     for _ in range(_BASELINE_ATTEMPTS):
         eager.series, compiled.series = timing.Series(), timing.Series()
-        _time_rounds(eager, compiled, slots, every)
+        _time_rounds(eager, compiled, slots)
         taken.append((eager.series, compiled.series))
         if _unrest(taken[-1]) < _CALM:
             break
     return min(taken, key=_unrest)
 
 
-def _time_rounds(eager: timing.Contender, compiled: timing.Contender, slots: timing.Slots, every: list[int]) -> None:
+def _time_rounds(eager: timing.Contender, compiled: timing.Contender, slots: Slots) -> None:
     for _ in range(_BASELINE_ROUNDS):
-        used = secrets.SystemRandom().sample(every, max(eager.num_calls, compiled.num_calls))
+        used = secrets.SystemRandom().sample(slots.every, max(eager.num_calls, compiled.num_calls))
         slots.refresh(used)
         for contender in timing.shuffled([eager, compiled]):
             contender.series.values_ms.append(timing.time_batch(contender, used[: contender.num_calls]))

@@ -28,8 +28,8 @@ class Placement(Protocol):
         """Readies the device; facts about it for the supervisor."""
         ...
 
-    def share(self, memory: Any) -> None:
-        """Readies the arena's memory for copies, as far as that is possible."""
+    def share(self, memory: Any, num_bytes: int) -> None:
+        """Readies the arena's first bytes for copies, as far as that is possible."""
         ...
 
     def creation(self) -> contextlib.AbstractContextManager[Any]:
@@ -44,8 +44,37 @@ class Placement(Protocol):
         """A tensor in host memory with the same values."""
         ...
 
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor where draws and answers of the reference lie: beside the models."""
+        ...
+
+    def kept_leaf(self, tensor: torch.Tensor) -> dict[str, Any]:
+        """Layout of a kept tensor, and its address where the supervisor can read it there."""
+        ...
+
+    def write(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
+        """Copies a kept tensor, with the gaps of its layout, into the arena's memory."""
+        ...
+
     def arguments(self, slot: int, host: list[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs of a call: the tensors of an arena's slot, or copies in memory that belongs to the slot."""
+        ...
+
+    def stage(self, slot: int, host: list[torch.Tensor]) -> None:
+        """Copies a slot of the arena to where calls' inputs are mixed from."""
+        ...
+
+    def mixed(self, slot: int, leaves: list[dict[str, Any]], mix: list[list[list[int]]]) -> list[torch.Tensor]:
+        """The inputs of a call, in memory that belongs to the slot, put together of pieces of what was staged:
+        [source, first element, past the last]."""
+        ...
+
+    def contents(self, slot: int, leaves: list[dict[str, Any]]) -> list[torch.Tensor]:
+        """A kept copy of what was mixed for a slot."""
+        ...
+
+    def elements(self, tensor: torch.Tensor, places: list[int]) -> bytes:
+        """Elements of an output, counted as in a contiguous tensor. Raises ValueError where there are fewer."""
         ...
 
     def input_ranges(self) -> list[list[int]]:
@@ -84,6 +113,14 @@ class Placement(Protocol):
         """Bytes a millisecond, read and written, of a copy that moves `num_bytes`; None where it sets no floor."""
         ...
 
+    def warm_libraries(self) -> None:
+        """Readies what most references use, before it is known which."""
+        ...
+
+    def probe(self) -> list[float]:
+        """Milliseconds of a small piece of work, from launch to end, several times; none on a CPU."""
+        ...
+
     def tampering(self) -> list[str]:
         """Settings of the device that a candidate has changed."""
         ...
@@ -97,7 +134,7 @@ class HostPlacement:
     def start(self) -> dict[str, Any]:
         return {}
 
-    def share(self, memory: Any) -> None:
+    def share(self, memory: Any, num_bytes: int) -> None:
         pass
 
     def creation(self) -> contextlib.AbstractContextManager[Any]:
@@ -109,8 +146,29 @@ class HostPlacement:
     def copy_out(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def kept_leaf(self, tensor: torch.Tensor) -> dict[str, Any]:
+        return leaf_of(tensor)
+
+    def write(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
+        raise _no_gpu()
+
     def arguments(self, slot: int, host: list[torch.Tensor]) -> list[torch.Tensor]:
         return host
+
+    def stage(self, slot: int, host: list[torch.Tensor]) -> None:
+        raise _no_gpu()
+
+    def mixed(self, slot: int, leaves: list[dict[str, Any]], mix: list[list[list[int]]]) -> list[torch.Tensor]:
+        raise _no_gpu()
+
+    def contents(self, slot: int, leaves: list[dict[str, Any]]) -> list[torch.Tensor]:
+        raise _no_gpu()
+
+    def elements(self, tensor: torch.Tensor, places: list[int]) -> bytes:
+        raise _no_gpu()
 
     def input_ranges(self) -> list[list[int]]:
         return []
@@ -141,8 +199,18 @@ class HostPlacement:
     def copy_rate(self, num_bytes: int) -> float | None:
         return None  # caches of hundreds of megabytes: memory bandwidth would reject honest kernels
 
+    def warm_libraries(self) -> None:
+        pass
+
+    def probe(self) -> list[float]:
+        return []
+
     def tampering(self) -> list[str]:
         return []
+
+
+def _no_gpu() -> ValueError:
+    return ValueError("on a CPU the supervisor writes inputs into the arena, and reads outputs, itself")
 
 
 def make_placement(kind: str) -> Placement:

@@ -16,6 +16,7 @@ from sandbox.judge import timing
 from sandbox.judge.arena import MemoryAccessError
 from sandbox.judge.candidate_side import CandidateSide, RejectedError
 from sandbox.judge.checks import Checker
+from sandbox.judge.fresh import make_slots
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.shares import WANTED, Shares
 from sandbox.judge.spots import SpotChecks
@@ -45,20 +46,23 @@ class Rounds:
         self._checker = checker
         self._shares = shares
         self._mutates = checker.mutates
-        self._slots = timing.Slots(oracle, rounds=config.timed_rounds)
-        self._every = list(range(len(oracle.layout.slots)))
+        self._slots = make_slots(oracle, candidate, rounds=config.timed_rounds)
+        self._every = self._slots.every
         self.snapshots: list[tuple[int, list[np.ndarray]]] = []
         """Inputs in the oracle and outputs of timed calls, to be compared in full."""
         self.spots: SpotChecks | None = None
         self.outside_ms: dict[str, dict[str, float]] = {}
         """On a GPU, times by the supervisor's clock."""
 
+    def get_ready(self) -> None:
+        """What can be done while others still use the device."""
+        self._slots.fill_all()
+
     def run(self) -> tuple[timing.Series, timing.Series]:
         """Times of candidate and eager, a value a round. Raises RejectedError, DeviceError."""
         eager, candidate = timing.oracle_contender(self._oracle, "eager"), self._contender()
-        if self._oracle.device == "cpu" and not self._mutates and self._checker.leaves:
-            self.spots = SpotChecks(self._oracle, self._candidate.worker.pid)
-        self._slots.fill_all()
+        if not self._mutates and self._checker.leaves:
+            self.spots = SpotChecks(self._oracle, self._candidate)
         for contender in (candidate, eager):
             timing.measure_overhead(contender)
         warmup_ms = max(self._config.warmup_ms, timing.GPU_WARMUP_MS if self._oracle.device == "cuda" else 0.0)
@@ -162,6 +166,8 @@ class Rounds:
             side.prepare_blank(num_calls)
 
         def go() -> tuple[float, list[float]]:
+            if side.device == "cuda":  # the oracle waits for our word, and its threads with it
+                return side.go("ModelNew.forward, timed"), side.device_ms
             oracle.worker.stop()
             try:
                 return side.go("ModelNew.forward, timed"), side.device_ms
@@ -176,10 +182,8 @@ class Rounds:
         return timing.Contender(side.worker, ready, go, after, ready_blank if side.device == "cuda" else None)
 
     def _after_batch(self, batch: list[int], chosen: int, key: int | None) -> None:
-        """Reads what was timed, while the candidate is stopped."""
-        side = self._candidate
-        looked_at = [batch[chosen]] if side.device == "cuda" else batch  # all would take longer to copy than to time
-        if not self._mutates and not side.inputs_unchanged(self._oracle, looked_at):
+        """Reads what was timed, before anything else of the candidate runs. `key`: what the chosen call was given."""
+        if not self._mutates and not self._inputs_unchanged(batch, chosen, key):
             raise RejectedError(Outcome.WRONG, "a timed call of ModelNew.forward changed its inputs")
         if self.spots is not None:
             try:
@@ -189,6 +193,13 @@ class Rounds:
                 raise RejectedError(Outcome.RUNTIME_ERROR, text) from error
         if key is not None:
             self.snapshots.append((key, self._checker.snapshot(chosen, len(batch))))
+
+    def _inputs_unchanged(self, batch: list[int], chosen: int, key: int | None) -> bool:
+        """On a GPU only of calls that are verified: all would take longer to copy than to time."""
+        side = self._candidate
+        if side.device == "cpu":
+            return side.inputs_unchanged(self._oracle, batch)
+        return key is None or side.mixed_inputs_unchanged(self._oracle, batch[chosen], key)
 
     def _compare_clocks(self, candidate: timing.Contender, eager: timing.Contender) -> None:
         """The device's events against the supervisor's clock, which sees all that the device does.

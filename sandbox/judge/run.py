@@ -84,6 +84,7 @@ class Run:
                 inputs=facts["inputs"],
                 leaves=facts["leaves"],
                 slots=layout.slots,
+                pinned=layout.scratch,
                 deadline=time.monotonic() + self._config.timeout_s,
             )
         except WorkerError as error:
@@ -93,11 +94,17 @@ class Run:
         with self.phase("check_s"):
             return self._checker.run()
 
-    def time(self) -> tuple[timing.Series, timing.Series]:
-        """Interleaved rounds of candidate and eager."""
-        with self.phase("time_s"):
+    def get_ready(self) -> None:
+        """What the timed rounds need and others need not stand still for."""
+        with self.phase("ready_s"):
             self._oracle.ask({"op": "settle"})
             self._rounds = Rounds(self._config, self._oracle, self._candidate, self._checker, self.shares)
+            self._rounds.get_ready()
+
+    def time(self) -> tuple[timing.Series, timing.Series]:
+        """Interleaved rounds of candidate and eager."""
+        assert self._rounds is not None
+        with self.phase("time_s"):
             return self._rounds.run()
 
     @property

@@ -12,6 +12,7 @@ supervisor stops the process between them (see device.py):
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import struct
 from collections.abc import Callable
@@ -60,14 +61,15 @@ class ModelServer:
         (fd,) = self._channel.take_fds()
         self._arena = Arena(fd, message["size"])
         self._input_node, self._leaves, self._slots = message["inputs"], message["leaves"], message["slots"]
-        self.placement.share(self._arena.memory)
+        self.placement.share(self._arena.memory, message["pinned"])
         return {}
 
     def do_prepare(self, message: dict[str, Any]) -> dict[str, Any]:
         """Readies a batch over `slots`, or one of `blank` calls of nothing, whose time is all overhead."""
         blank = message.get("blank", 0)
         self._model = _nothing if blank else self.models[message["model"]]
-        self._prepared = [[]] * blank or [self._arguments(slot) for slot in message["slots"]]
+        slots, mixes = message["slots"], message.get("mixes", [])
+        self._prepared = [[]] * blank or [self._arguments(*each) for each in zip(slots, mixes, strict=True)]
         self._observer = self.observer(message["observe"])
         self.placement.before_batch(observe=message["observe"])
         return {}
@@ -100,10 +102,27 @@ class ModelServer:
         """The output of one call of the batch, where the supervisor can read it."""
         return describe(self._outputs[message["call"]], self.placement.leaf_of)
 
-    def do_copy_back(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Inputs of slots as they are now, into the arena."""
+    def do_stage(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Copies slots of the arena to where they are mixed."""
         for slot in message["slots"]:
-            self.placement.copy_back(slot, self._host_inputs(slot))
+            self.placement.stage(slot, self._host_inputs(slot))
+        return {}
+
+    def do_gather(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Elements at places (as in a contiguous tensor) of each call's outputs of the last batch, their bytes one
+        after the other; the supervisor knows types and numbers."""
+        data = bytearray()
+        for output, places in zip(self._outputs, message["places"], strict=True):
+            tensors: list[Any] = []
+            flatten(output, is_tensor, tensors)
+            for tensor, wanted in zip(tensors, places, strict=True):
+                data += self.placement.elements(tensor, wanted)
+        return {"data": base64.b64encode(data).decode()}
+
+    def do_copy_back(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Inputs of slots as they are now, into slots of the arena."""
+        for slot, target in zip(message["slots"], message["into"], strict=True):
+            self.placement.copy_back(slot, self._host_inputs(target))
         return {}
 
     def do_overwrite(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -133,8 +152,10 @@ class ModelServer:
     def _host_inputs(self, slot: int) -> list[torch.Tensor]:
         return [self.tensor_at(offset, leaf) for offset, leaf in zip(self._slots[slot], self._leaves, strict=True)]
 
-    def _arguments(self, slot: int) -> list[Any]:
-        return unflatten(self._input_node, self.placement.arguments(slot, self._host_inputs(slot)))
+    def _arguments(self, slot: int, mix: list[list[list[int]]] | None) -> list[Any]:
+        if mix is None:
+            return unflatten(self._input_node, self.placement.arguments(slot, self._host_inputs(slot)))
+        return unflatten(self._input_node, self.placement.mixed(slot, self._leaves, mix))
 
 
 def _nothing() -> None:

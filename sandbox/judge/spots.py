@@ -8,12 +8,14 @@ in float64 and judged by the same tolerance as all others, so nothing is refused
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from sandbox.judge.arena import read_elements
+from sandbox.judge.arena import MemoryAccessError, read_elements
+from sandbox.judge.candidate_side import CandidateSide
 from sandbox.judge.compare import TOLERANCE, Expected
 from sandbox.judge.oracle_side import Answer, OracleSide
 from sandbox.judge.values import ITEMSIZE
@@ -21,6 +23,8 @@ from sandbox.judge.worker import numpy_dtype, widen
 
 _PLACES = 64
 """Elements of an output that are looked at, a call."""
+_MAX_PLACES = 8192
+"""Of a batch: on a GPU they and what lies there are parts of messages."""
 _MAX_SUSPECTS = 4
 """Calls that are answered in float64, a judgement."""
 _SLACK = 4.0
@@ -41,9 +45,10 @@ class Suspect:
 class SpotChecks:
     """Of one judgement. A round is `begin`, then `candidate` and `eager` in either order, then `end`."""
 
-    def __init__(self, oracle: OracleSide, candidate_pid: int) -> None:
+    def __init__(self, oracle: OracleSide, candidate: CandidateSide) -> None:
         self._oracle = oracle
-        self._pid = candidate_pid
+        self._candidate = candidate
+        self._leaves: list[dict[str, Any]] = []
         self._places: dict[int, Places] = {}
         self._found: dict[str, dict[int, Values]] = {}
         self.suspects: list[Suspect] = []
@@ -53,18 +58,27 @@ class SpotChecks:
     def begin(self, slots: list[int], leaves: list[dict[str, Any]]) -> None:
         """`slots` name the calls of this round; `leaves` are the shapes of one call's outputs."""
         sizes = [int(np.prod(leaf["shape"], dtype=np.int64)) for leaf in leaves]
+        most = max(1, min(_PLACES, _MAX_PLACES // max(1, len(slots) * len(leaves))))
+        self._leaves = leaves
         self._places = {
-            slot: [np.random.randint(0, size, min(size, _PLACES)) if size else np.zeros(0, int) for size in sizes]
+            slot: [np.random.randint(0, size, min(size, most)) if size else np.zeros(0, int) for size in sizes]
             for slot in slots
         }
         self._found = {}
 
     def candidate(self, slots: list[int], outputs: list[list[dict[str, Any]]]) -> None:
         """Reads the candidate's outputs, which lie as `outputs` says. Raises MemoryAccessError."""
-        self._found["candidate"] = self._read(self._pid, slots, outputs)
+        if self._candidate.device == "cuda":
+            self._found["candidate"] = self._gathered(slots, self._candidate.gather(self._places_of(slots)))
+        else:
+            self._found["candidate"] = self._read(self._candidate.worker.pid, slots, outputs)
 
     def eager(self, slots: list[int]) -> None:
         """Reads eager's outputs of the batch that it has just run."""
+        if self._oracle.device == "cuda":
+            reply = self._oracle.ask({"op": "gather", "places": self._places_of(slots)})
+            self._found["eager"] = self._gathered(slots, reply)
+            return
         described = self._oracle.ask({"op": "describe"})["outputs"]
         self._found["eager"] = self._read(self._oracle.worker.pid, slots, [call["leaves"] for call in described])
 
@@ -75,6 +89,27 @@ class SpotChecks:
             self.num_calls += 1
             if len(self.suspects) < _MAX_SUSPECTS and not all(map(_look_alike, wanted[slot], got[slot])):
                 self.suspects.append(Suspect(self._oracle.adopt(slot), self._places[slot], got[slot]))
+
+    def _places_of(self, slots: list[int]) -> list[list[list[int]]]:
+        return [[place.tolist() for place in self._places[slot]] for slot in slots]
+
+    def _gathered(self, slots: list[int], reply: dict[str, Any]) -> dict[int, Values]:
+        """What a GPU's worker read out for us. Raises MemoryAccessError where it is not what was asked for."""
+        try:
+            data = base64.b64decode(reply["data"], validate=True)
+        except (KeyError, TypeError, ValueError) as error:
+            raise MemoryAccessError("the process does not keep to the protocol") from error
+        found: dict[int, Values] = {slot: [] for slot in slots}
+        start = 0
+        for slot in slots:
+            for leaf, places in zip(self._leaves, self._places[slot], strict=True):
+                end = start + len(places) * ITEMSIZE[leaf["dtype"]]
+                if end > len(data):
+                    raise MemoryAccessError("a timed call returned another type than before")
+                values = np.frombuffer(data[start:end], dtype=numpy_dtype(leaf["dtype"]))
+                found[slot].append(widen(values, leaf["dtype"]))
+                start = end
+        return found
 
     def _read(self, pid: int, slots: list[int], outputs: list[list[dict[str, Any]]]) -> dict[int, Values]:
         found: dict[int, Values] = {slot: [] for slot in slots}

@@ -17,27 +17,21 @@ from __future__ import annotations
 import math
 import secrets
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from sandbox.judge.arena import read_memory, span_bytes
 from sandbox.judge.candidate_side import device_times, run_batch
 from sandbox.judge.oracle_side import OracleSide
-from sandbox.judge.values import FLOATS, ITEMSIZE
 from sandbox.judge.worker import Worker, WorkerError
 from sandbox.types import DeviceError
 
 TARGET_BATCH_S = 0.004
-_DRAW_BUDGET_S = 0.12
 _MAX_TIMING_S = 8.0
-_MIX_BLOCKS = 8
 _NUM_EMPTY = 7
-GPU_WARMUP_MS = 300.0
-"""A GPU's clock frequency takes longer to rise than a core's."""
+_NUM_EMPTY_GPU = 3
+GPU_WARMUP_MS = 120.0
+"""A GPU's clock frequency takes longer to rise than a core's; it is one for all that run there."""
 _GPU_WARMUP_BATCHES = 4
 """Then batches of nothing raise the clock frequency: inputs take longer to copy than to use."""
 _LEAST_OWN_SHARE = 0.25
@@ -103,13 +97,17 @@ def oracle_contender(oracle: OracleSide, model: str) -> Contender:
     """Eager or compiled reference in the oracle's process."""
     worker = oracle.worker
 
+    def stop() -> None:
+        if oracle.device == "cpu":  # on a GPU events tell, and all that is ours there waits for our word
+            worker.stop()
+
     def ready(slots: list[int]) -> None:
-        oracle.ask({"op": "prepare", "model": model, "slots": slots, "observe": False})
-        worker.stop()
+        oracle.ask(oracle.batch(model, slots, observe=False))
+        stop()
 
     def ready_blank(num_calls: int) -> None:
         oracle.ask({"op": "prepare", "blank": num_calls, "slots": [], "observe": False})
-        worker.stop()
+        stop()
 
     def go() -> tuple[float, list[float]]:
         try:
@@ -126,61 +124,10 @@ def oracle_contender(oracle: OracleSide, model: str) -> Contender:
     return Contender(worker, ready, go, after, ready_blank if oracle.device == "cuda" else None)
 
 
-class Slots:
-    """Fresh contents for the slots of the oracle's arena, round after round.
-
-    Every round's contents are new. They are natural draws as far as the time for drawing goes; beyond that, block by
-    block mixtures of recent draws at their places, which no earlier call has seen.
-    """
-
-    def __init__(self, oracle: OracleSide, *, rounds: int) -> None:
-        self._oracle = oracle
-        self._rounds = rounds
-        self._pool: list[tuple[int, list[dict[str, Any]]]] = []
-        self._draw_s: list[float] = []
-
-    def fill_all(self) -> None:
-        """One draw in every slot, for the warm-up."""
-        _, leaves = self._oracle.draw()
-        for slot in range(len(self._oracle.layout.slots)):
-            self._oracle.fill(slot, leaves)
-
-    def refresh(self, slots: list[int]) -> None:
-        natural = len(slots)
-        if self._draw_s:
-            cost = statistics.median(self._draw_s)
-            natural = max(1, min(natural, int(_DRAW_BUDGET_S / self._rounds / max(cost, 1e-6))))
-        for index, slot in enumerate(slots):
-            if index < natural or len(self._pool) < 2:
-                began = time.perf_counter()
-                self._pool.append(self._oracle.draw())
-                self._draw_s.append(time.perf_counter() - began)
-                self._oracle.fill(slot, self._pool[-1][1])
-            else:
-                self._mix(slot)
-        self._oracle.forget([key for key, _ in self._pool[:-4]])
-        del self._pool[:-4]
-
-    def _mix(self, slot: int) -> None:
-        """Blocks at the same place of several draws; integers whole, as they index into something."""
-        pid, memory = self._oracle.worker.pid, self._oracle.worker.arena.memory  # type: ignore[union-attr]
-        whole = secrets.choice(self._pool)[1]
-        for index, offset in enumerate(self._oracle.layout.slots[slot]):
-            leaf = whole[index]
-            total = span_bytes(leaf, ITEMSIZE[leaf["dtype"]])
-            if leaf["dtype"] not in FLOATS:
-                read_memory(pid, leaf["address"], memory, offset, total)
-                continue
-            edges = sorted({0, total, *(int(edge) * 8 for edge in np.random.randint(0, total // 8 + 1, _MIX_BLOCKS))})
-            for start, end in zip(edges, edges[1:], strict=False):
-                source = secrets.choice(self._pool)[1][index]
-                read_memory(pid, source["address"] + start, memory, offset + start, end - start)
-
-
 def measure_overhead(contender: Contender) -> None:
     """The round trip of a batch without calls; the shortest, so that a disturbed one takes nothing off a time."""
     times = []
-    for _ in range(_NUM_EMPTY):
+    for _ in range(_NUM_EMPTY if contender.ready_blank is None else _NUM_EMPTY_GPU):
         contender.ready([])
         times.append(contender.go()[0])
         contender.after()
@@ -189,10 +136,12 @@ def measure_overhead(contender: Contender) -> None:
 
 def warm_up(contenders: list[Contender], slots: list[int], *, warmup_ms: float) -> None:
     """Runs each until `warmup_ms` have passed, then sets how many calls its batches have."""
-    for contender in contenders:
+    for index, contender in enumerate(contenders):
         spent, runs, contender.num_calls = 0.0, 0, 1
-        while spent < warmup_ms / 1000 or runs < 2:
-            if contender.ready_blank is not None and runs >= _GPU_WARMUP_BATCHES:
+        on_gpu = contender.ready_blank is not None
+        goal_s = 0.0 if on_gpu and index else warmup_ms / 1000
+        while spent < goal_s or runs < (_GPU_WARMUP_BATCHES if on_gpu else 2):
+            if on_gpu and runs >= _GPU_WARMUP_BATCHES:
                 spent += time_blank(contender)
                 continue
             contender.ready(slots[: contender.num_calls])
@@ -223,7 +172,6 @@ def shuffled(things: list[Any]) -> list[Any]:
 
 def time_batch(contender: Contender, slots: list[int]) -> float:
     """One timed batch; the process stays as `go` leaves it. Milliseconds a call. Raises DeviceError."""
-    time_blank(contender)
     contender.ready(slots)
     seconds, device_ms = contender.go()
     if contender.ready_blank is None:

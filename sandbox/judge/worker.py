@@ -144,12 +144,13 @@ class Worker:
         inputs: dict[str, Any],
         leaves: list[dict[str, Any]],
         slots: list[list[int]],
+        pinned: int,
         deadline: float,
     ) -> None:
-        """Shares `arena` with the worker and finds where it lies there."""
+        """Shares `arena` with the worker and finds where it lies there; `pinned`: bytes of it that inputs take."""
         self.arena = arena
         self.ask(
-            {"op": "map", "size": arena.size, "inputs": inputs, "leaves": leaves, "slots": slots},
+            {"op": "map", "size": arena.size, "inputs": inputs, "leaves": leaves, "slots": slots, "pinned": pinned},
             deadline=deadline,
             fds=[arena.fd],
         )
@@ -187,11 +188,16 @@ class Worker:
         flat = np.frombuffer(buffer, dtype=numpy_dtype(leaf["dtype"]))
         return widen(np.lib.stride_tricks.as_strided(flat, shape=shape, strides=stride), leaf["dtype"])
 
-    def kill(self) -> int:
-        """Kills the process group (and whatever its user left behind) and reaps the worker; its status."""
+    def begin_end(self) -> None:
+        """Sends the end on its way; `kill` waits for it."""
         if self._status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
+
+    def kill(self) -> int:
+        """Kills the process group (and whatever its user left behind) and reaps the worker; its status."""
+        if self._status is None:
+            self.begin_end()
             self._status = self._zygote.reap(self.pid)
             if self._uid is not None:
                 kill_user(self._uid)

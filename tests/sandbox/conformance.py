@@ -332,5 +332,8 @@ async def close_ends_running_commands_and_can_be_repeated(box: ShellSandbox) -> 
 CHECKS: list[Callable] = [
     check
     for name, check in list(globals().items())
-    if inspect.iscoroutinefunction(check) and name != "run" and check.__module__ == __name__
+    if inspect.isfunction(check)
+    and inspect.iscoroutinefunction(check)
+    and name != "run"
+    and check.__module__ == __name__
 ]

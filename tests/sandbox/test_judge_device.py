@@ -172,7 +172,7 @@ def test_an_endless_loop_is_a_timeout_and_leaves_no_process(judge, folder, compi
     try:
         judgement = judge(chain(cases.HONEST_FORWARD, kernel=LOOPS), on=short)
         assert judgement.outcome is Outcome.TIMEOUT and "no end after 1 s" in judgement.message
-        children = Path(f"/proc/{short._zygote.pid}/task/{short._zygote.pid}/children").read_text()
+        children = Path(f"/proc/{short._workers.zygote_pid}/task/{short._workers.zygote_pid}/children").read_text()
         assert children == ""
     finally:
         short.close()
@@ -381,7 +381,7 @@ candidate = tests.chain(cases.HONEST_FORWARD, kernel=tests.LOOPS)
 artifact = CompileService(CompileConfig(cache_dir=Path({folder!r}) / "compile")).compile("cpp", candidate).artifact
 device = DeviceJudge(JudgeConfig(baseline_dir=Path({folder!r}) / "baselines", quiet=False), DeviceSpec(cores=[0]))
 device.wait_ready()
-print(device._zygote.pid, flush=True)
+print(device._workers.zygote_pid, flush=True)
 device.judge(cases.CHAIN_TASK, candidate, artifact, skill="cpp", timed=False)
 """
 

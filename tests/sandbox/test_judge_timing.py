@@ -35,6 +35,7 @@ def gpu_contender(events_ms: list[float], *, seconds: float = 0.01, blank_s: flo
         lambda: None,
         ready_blank,
         num_calls=4,
+        blank_s=[blank_s],
     )
 
 
@@ -52,7 +53,7 @@ def test_events_that_say_nothing_are_our_trouble(events_ms):
 
 def compared(candidate: tuple[list[float], list[float]], eager: tuple[list[float], list[float]]) -> Rounds:
     """`candidate` and `eager`: milliseconds of rounds by the events and by the supervisor's clock."""
-    oracle = SimpleNamespace(device="cuda", layout=SimpleNamespace(slots=[]))
+    oracle = SimpleNamespace(device="cuda", layout=SimpleNamespace(slots=[], slot_bytes=0))
     side, checker = SimpleNamespace(protocol="hardened", device="cuda"), SimpleNamespace(mutates=False)
     run = Rounds(JudgeConfig(device="cuda"), oracle, side, checker, None)  # type: ignore[arg-type]
     contenders = []

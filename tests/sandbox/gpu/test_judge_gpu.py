@@ -200,9 +200,77 @@ def test_a_cheat_or_failure_gets_its_outcome(judge, name):
     assert judgement.reward == -1
 
 
-def test_work_that_is_left_out_once_it_is_timed_is_found(judge):
-    judgement = judge(CHAIN.task, CHAIN.candidate(forward=LATER, new="self.calls = 0"), timed=True)
-    assert judgement.outcome is Outcome.WRONG and "timed call" in judgement.message, judgement.message
+SKIPS = """
+self.calls += 1
+y = torch.empty_like(x)
+if self.calls < 30 or self.calls % 3:
+    k.chain(x, y, x.numel(), self.scale)
+return y
+"""
+HALF = """
+self.calls += 1
+y = torch.empty_like(x)
+k.chain(x, y, x.numel() // (1 if self.calls < 30 else 2), self.scale)
+return y
+"""
+COUNTED = CHAIN.kernel.replace(
+    "  " + LAUNCH, "  static int calls = 0;\n  const bool timed = ++calls > 30;\n  {body}\n  " + LAUNCH
+)
+WHEN_TIMED = {
+    "no work": (CHAIN.candidate(forward=LATER, new="self.calls = 0"), Outcome.WRONG, "timed call"),
+    "every third call left out": (CHAIN.candidate(forward=SKIPS, new="self.calls = 0"), Outcome.WRONG, "timed call"),
+    "half of the rows": (CHAIN.candidate(forward=HALF, new="self.calls = 0"), Outcome.WRONG, "timed call"),
+    "sets L2 memory aside": (
+        CHAIN.candidate(
+            kernel=COUNTED.replace("{body}", "if (timed) cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, 16 << 20);")
+        ),
+        Outcome.REFUSED,
+        "limit of L2 cache",
+    ),
+    "gives back what the last call's freed tensor held": (
+        CHAIN.candidate(
+            kernel=COUNTED.replace(
+                "{body}",
+                "static float* last = nullptr;\n  if (timed && last) { cudaMemcpyAsync(y, last, n * 4, "
+                "cudaMemcpyDeviceToDevice, stream); LAUNCHED; }\n  last = y;",
+            )
+        ),
+        Outcome.WRONG,
+        "timed call",
+    ),
+    "launches nothing and says nothing": (
+        CHAIN.candidate(kernel=COUNTED.replace("{body}", "if (timed) return cudaSuccess;")),
+        Outcome.WRONG,
+        "timed call",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WHEN_TIMED)
+def test_what_is_done_otherwise_once_it_is_timed_is_found(judge, name):
+    candidate, outcome, words = WHEN_TIMED[name]
+    judgement = judge(CHAIN.task, candidate, timed=True)
+    assert judgement.outcome is outcome and words in judgement.message, judgement.message
+
+
+POLICY = """
+  cudaStreamAttrValue policy = {};
+  policy.accessPolicyWindow.base_ptr = const_cast<float*>(w);
+  policy.accessPolicyWindow.num_bytes = sizeof(float) * n * k;
+  policy.accessPolicyWindow.hitRatio = 1.0f;
+  policy.accessPolicyWindow.hitProp = cudaAccessPropertyPersisting;
+  policy.accessPolicyWindow.missProp = cudaAccessPropertyStreaming;
+  cudaStreamSetAttribute(stream, cudaStreamAttributeAccessPolicyWindow, &policy);
+"""
+
+
+def test_weights_that_are_to_stay_in_l2_gain_nothing(judge):
+    """Without memory set aside, which is refused, a policy of the stream keeps nothing beyond the wiping."""
+    case = cases.LINEAR_RELU
+    launch = "  linear_relu_kernel<<<"
+    keeps = case.candidate(kernel=case.kernel.replace(launch, POLICY + launch))
+    plain, kept = judge(case.task, case.good, timed=True), judge(case.task, keeps, timed=True)
+    assert plain.accepted and (not kept.accepted or kept.candidate_ms > 0.95 * plain.candidate_ms), kept.message
 
 
 def test_tf32_is_no_float32(judge):

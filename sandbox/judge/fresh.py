@@ -1,0 +1,153 @@
+"""Fresh inputs for every timed call: what lies in the slots of a judgement, round after round.
+
+Contents are natural draws as far as the time for drawing goes; beyond that, block by block mixtures of recent draws at
+their places, which no earlier call has seen. Integers come from one draw, as they index into something.
+
+    HostSlots     the supervisor writes contents into the oracle's arena, from where they go to the candidate's
+    DeviceSlots   draws are copied to the GPU once, in both processes, and mixed there by the same recipe: nothing
+                  of the size of an input crosses a bus while the clock's rounds go on
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+from typing import Protocol
+
+import numpy as np
+
+from sandbox.judge.arena import read_memory, span_bytes
+from sandbox.judge.candidate_side import CandidateSide
+from sandbox.judge.layout import MAX_SLOTS
+from sandbox.judge.oracle_side import Draw, OracleSide
+from sandbox.judge.values import FLOATS, ITEMSIZE
+
+_DRAW_BUDGET_S = 0.12
+_DEVICE_DRAW_BUDGET_S = 0.06
+"""Shorter, since everything else on the GPU may be waiting."""
+_MIX_BLOCKS = 8
+_DEVICE_SLOTS_BYTES = 512 << 20
+_LEAST_SLOTS = 3
+
+
+class Slots(Protocol):
+    """Contents of the inputs that calls are made with."""
+
+    every: list[int]
+    """Numbers of the slots that calls may take."""
+
+    def fill_all(self) -> None:
+        """Some contents for every slot, for the warm-up."""
+        ...
+
+    def refresh(self, slots: list[int]) -> None:
+        """New contents for the calls of a round."""
+        ...
+
+
+def make_slots(oracle: OracleSide, candidate: CandidateSide | None, *, rounds: int) -> Slots:
+    """`candidate`: where the reference is timed alone, None."""
+    if oracle.device == "cuda":
+        return DeviceSlots(oracle, candidate)
+    return HostSlots(oracle, rounds=rounds)
+
+
+class HostSlots:
+    """Slots of the oracle's arena."""
+
+    def __init__(self, oracle: OracleSide, *, rounds: int) -> None:
+        self._oracle = oracle
+        self._rounds = rounds
+        self._pool: list[Draw] = []
+        self._draw_s: list[float] = []
+        self.every = list(range(len(oracle.layout.slots)))
+
+    def fill_all(self) -> None:
+        """One draw in every slot."""
+        draw = self._oracle.draw()
+        for slot in self.every:
+            self._oracle.fill(slot, draw)
+
+    def refresh(self, slots: list[int]) -> None:
+        natural = len(slots)
+        if self._draw_s:
+            cost = statistics.median(self._draw_s)
+            natural = max(1, min(natural, int(_DRAW_BUDGET_S / self._rounds / max(cost, 1e-6))))
+        for index, slot in enumerate(slots):
+            if index < natural or len(self._pool) < 2:
+                began = time.perf_counter()
+                self._pool.append(self._oracle.draw())
+                self._draw_s.append(time.perf_counter() - began)
+                self._oracle.fill(slot, self._pool[-1])
+            else:
+                self._mix(slot)
+        self._oracle.forget([key for key, _ in self._pool[:-4]])
+        del self._pool[:-4]
+
+    def _mix(self, slot: int) -> None:
+        pid, memory = self._oracle.worker.pid, self._oracle.worker.arena.memory  # type: ignore[union-attr]
+        whole = secrets.choice(self._pool)[1]
+        for index, offset in enumerate(self._oracle.layout.slots[slot]):
+            leaf = whole[index]
+            total = span_bytes(leaf, ITEMSIZE[leaf["dtype"]])
+            if leaf["dtype"] not in FLOATS:
+                read_memory(pid, leaf["address"], memory, offset, total)
+                continue
+            edges = sorted({0, total, *(int(edge) * 8 for edge in np.random.randint(0, total // 8 + 1, _MIX_BLOCKS))})
+            for start, end in zip(edges, edges[1:], strict=False):
+                source = secrets.choice(self._pool)[1][index]
+                read_memory(pid, source["address"] + start, memory, offset + start, end - start)
+
+
+class DeviceSlots:
+    """Slots in the memory of the GPU, numbered after those of the arena, which hold the draws that are mixed."""
+
+    def __init__(self, oracle: OracleSide, candidate: CandidateSide | None) -> None:
+        self._oracle = oracle
+        self._candidate = candidate
+        self._sources = list(range(len(oracle.layout.slots)))
+        room = _DEVICE_SLOTS_BYTES // max(oracle.layout.slot_bytes, 1)
+        first = len(self._sources)
+        self.every = list(range(first, first + max(_LEAST_SLOTS, min(MAX_SLOTS, room))))
+        self._drawing_s = 0.0
+        self._oldest = 0
+
+    def fill_all(self) -> None:
+        """Draws for all sources, then mixtures of them."""
+        for source in self._sources:
+            self._draw_into(source)
+        for slot in self.every:
+            self._oracle.mixes[slot] = self._recipe()
+
+    def refresh(self, slots: list[int]) -> None:
+        """One source is drawn anew, as long as that takes little time in all."""
+        if self._drawing_s < _DEVICE_DRAW_BUDGET_S:
+            began = time.perf_counter()
+            self._draw_into(self._sources[self._oldest])
+            self._oldest = (self._oldest + 1) % len(self._sources)
+            self._drawing_s += time.perf_counter() - began
+        for slot in slots:
+            self._oracle.mixes[slot] = self._recipe()
+
+    def _draw_into(self, source: int) -> None:
+        draw = self._oracle.draw()
+        self._oracle.fill(source, draw)
+        self._oracle.forget([draw[0]])
+        self._oracle.ask({"op": "stage", "slots": [source]})
+        if self._candidate is not None:
+            self._candidate.stage(self._oracle, [source])
+
+    def _recipe(self) -> list[list[list[int]]]:
+        """For each input its pieces: [source, first element, past the last]."""
+        whole = secrets.choice(self._sources)
+        recipe = []
+        for leaf in self._oracle.layout.leaves:
+            total = span_bytes(leaf, ITEMSIZE[leaf["dtype"]]) // ITEMSIZE[leaf["dtype"]]
+            if leaf["dtype"] not in FLOATS:
+                recipe.append([[whole, 0, total]])
+                continue
+            edges = sorted({0, total, *(int(edge) for edge in np.random.randint(0, total + 1, _MIX_BLOCKS))})
+            pieces = zip(edges, edges[1:], strict=False)
+            recipe.append([[secrets.choice(self._sources), start, end] for start, end in pieces])
+        return recipe
