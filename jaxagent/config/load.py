@@ -95,7 +95,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected sections of keys at the top level, found {type(values).__name__}")
-    return values
+    return _unshared(values)
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which an anchor's aliases are apart: a key that is changed in one place stays as it is in another."""
+    if isinstance(value, dict):
+        return {key: _unshared(inner) for key, inner in value.items()}
+    return [_unshared(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _pairs(overrides: Sequence[str]) -> list[tuple[str, str]]:

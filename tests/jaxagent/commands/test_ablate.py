@@ -11,6 +11,7 @@ from jaxagent.commands.ablate import ablate, ablation_config, check_same_ablatio
 from jaxagent.config.load import ConfigError, load_config
 from jaxagent.files.write import write_json
 from jaxagent.run.folder import RunFolder, create_run, open_run, read_origin
+from jaxagent.run.fork import common_stages
 
 DEMO = Path("configs/demo.yaml")
 NO_RFT = Path("configs/ablations/no_rft.yaml")
@@ -27,6 +28,16 @@ def ablation(base: RunFolder, *overrides: str, after: str = "single_turn"):
 def started(base: RunFolder) -> RunFolder:
     origin = {"id": "its own", "started_from": read_origin(base)["id"]}
     return create_run(ablation(base), fill=lambda part: write_json(part.origin, origin))
+
+
+@pytest.mark.parametrize(
+    ("base", "folder"), [(DEMO, "configs/ablations"), ("configs/qwen_0.5b_1gpu.yaml", "configs/ablations/qwen_0.5b")]
+)
+def test_every_shipped_ablation_can_start_from_its_base_run(base, folder):
+    paths = sorted(Path(folder).glob("*.yaml"))
+    assert paths
+    for path in paths:
+        assert common_stages(load_config(path), load_config(base), after="single_turn")[-1] == "single_turn"
 
 
 def test_two_base_runs_of_one_seed_have_ablations_of_their_own(tmp_path):

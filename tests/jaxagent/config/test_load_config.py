@@ -31,6 +31,13 @@ def test_overrides_reach_sections_and_stages_by_name():
     assert config.seed == 7
 
 
+def test_an_override_of_an_alias_leaves_its_anchor_alone():
+    config = load_config(DEMO, ["--stages.agentic.dialogue.max_turns", "3"])
+    dialogues = {stage.name: getattr(stage, "dialogue", None) for stage in config.stages}
+    assert dialogues["agentic"].max_turns == 3
+    assert dialogues["sampling"] == load_config(DEMO).evaluation.dialogue == config.evaluation.dialogue
+
+
 def test_scientific_notation_without_a_dot_is_a_number():
     config = load_config(DEMO, ["--stages.agentic.actor_optimizer.learning_rate", "3e-6"])
     assert config.stages[-1].actor_optimizer.learning_rate == 3e-6
