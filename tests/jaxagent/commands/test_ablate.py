@@ -31,7 +31,8 @@ def started(base: RunFolder) -> RunFolder:
 
 
 @pytest.mark.parametrize(
-    ("base", "folder"), [(DEMO, "configs/ablations"), ("configs/qwen_0.5b_1gpu.yaml", "configs/ablations/qwen_0.5b")]
+    ("base", "folder"),
+    [(DEMO, "configs/ablations"), (Path("configs/qwen_0.5b_1gpu.yaml"), "configs/ablations/qwen_0.5b")],
 )
 def test_every_shipped_ablation_can_start_from_its_base_run(base, folder):
     paths = sorted(Path(folder).glob("*.yaml"))
