@@ -292,6 +292,9 @@ def _build_engine(model_dir: Path, config: EngineConfig, abandoned: threading.Ev
 
         from rollout.weight_transfer import BACKEND
 
+        if not current_platform.is_cpu():
+            # A forked process cannot use CUDA where this one has touched it.
+            os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         arguments = AsyncEngineArgs(
             **engine_arguments(model_dir, config, is_cpu=current_platform.is_cpu()),
             weight_transfer_config=WeightTransferConfig(backend=BACKEND),

@@ -38,7 +38,9 @@ def learner_of(arguments: argparse.Namespace, config: EngineConfig, folder: Path
         environment["CUDA_VISIBLE_DEVICES"] = "1" if arguments.transfer == "nccl" else "0"
         overrides += ["--gpus.learner=0.5", "--gpus.engine=0.5", "--gpus.learner_memory=0.3"]
     overrides += LORA if lora else []
-    return LearnerSide(arguments.model.resolve(), folder, overrides=overrides, environment=environment)
+    # A whole model that is moved much is none any more, and bfloat16 says of it what it likes.
+    noise = 0.02 if lora else 0.0005
+    return LearnerSide(arguments.model.resolve(), folder, overrides=overrides, environment=environment, noise=noise)
 
 
 async def publish(engine: VllmEngine, learner: LearnerSide, which: int, version: int, start: int) -> dict[str, Any]:

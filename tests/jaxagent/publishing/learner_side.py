@@ -24,15 +24,21 @@ class LearnerSide:
     """LearnerService behind pipes. `write` and `send` block, and may run in different threads."""
 
     def __init__(
-        self, model_dir: Path, folder: Path, *, overrides: list[str], environment: Mapping[str, str | None]
+        self,
+        model_dir: Path,
+        folder: Path,
+        *,
+        overrides: list[str],
+        environment: Mapping[str, str | None],
+        noise: float = 0.02,
     ) -> None:
-        """`environment`: variables of its process; None unsets one."""
+        """`environment`: variables of its process; None unsets one. `noise`: standard deviation between weights."""
         context = multiprocessing.get_context("spawn")
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(CONFIG.format(model_dir=model_dir))
         self._calls, calls = context.Pipe()
         self._sends, sends = context.Pipe()
-        arguments = (folder, overrides, dict(environment), calls, sends)
+        arguments = (folder, overrides, dict(environment), noise, calls, sends)
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
 
@@ -58,7 +64,12 @@ def _ask(pipe: Connection, question: Any) -> Any:
 
 
 def _serve(
-    folder: Path, overrides: list[str], environment: dict[str, str | None], calls: Connection, sends: Connection
+    folder: Path,
+    overrides: list[str],
+    environment: dict[str, str | None],
+    noise: float,
+    calls: Connection,
+    sends: Connection,
 ) -> None:
     for name, value in environment.items():
         if value is None:
@@ -81,7 +92,6 @@ def _serve(
 
     def write(which: int, version: int) -> Any:
         rng = np.random.default_rng(which)
-        noise = 0.02 * min(which, 1)
         moved = jax.tree.map(lambda p: p + noise * rng.standard_normal(p.shape).astype(p.dtype), original.params)
         learner._steps.actor.state = original._replace(params=moved if which else original.params)
         learner._progress.policy_version = version
