@@ -127,18 +127,27 @@ asyncio.run(main())
 
 
 FOR_ALL_TO_READ = """
-mkdir "$1" && mount --bind "$2" "$1" && mount -t tmpfs -o mode=755 none "$3" && mkdir -p "$2" && mount --bind "$1" "$2"
-shift 3; exec "$@"
+set -e; kept=$1; hidden=$2; shift 2; paths=
+while [ "$1" != -- ]; do mkdir -p "$kept$1"; mount --bind "$1" "$kept$1"; paths="$paths $1"; shift; done; shift
+mount -t tmpfs -o mode=755 none "$hidden"
+for path in $paths; do mkdir -p "$path"; mount --bind "$kept$path" "$path"; done
+exec "$@"
 """
 
 
 def readable_python(scratch: Path) -> list[str]:
-    """Prefix of a command that sees this Python where any user may read it, in a mount namespace of its own."""
-    prefix = Path(sys.base_prefix)
-    hidden = next((path for path in reversed(prefix.parents) if not path.stat().st_mode & 0o001), None)
-    if hidden is None:
+    """Prefix of a command that sees this Python, its packages and ours where any user may read them.
+
+    It runs in a mount namespace of its own, in which a folder that only root may enter is replaced.
+    """
+    needed = [Path(sys.base_prefix), Path(sys.prefix), Path(__file__).resolve().parents[2]]
+    hidden = {next((top for top in reversed(path.parents) if not top.stat().st_mode & 0o001), None) for path in needed}
+    hidden.discard(None)
+    if not hidden:
         return []
-    return ["unshare", "--mount", "sh", "-c", FOR_ALL_TO_READ, "sh", str(scratch / "kept"), str(prefix), str(hidden)]
+    (top,) = hidden
+    inside = [str(path) for path in needed if path.is_relative_to(top)]
+    return ["unshare", "--mount", "sh", "-c", FOR_ALL_TO_READ, "sh", str(scratch / "kept"), str(top), *inside, "--"]
 
 
 @as_root

@@ -54,7 +54,10 @@ async def test_engines_tell_what_they_did_and_a_dead_one_costs_the_figure_alone(
         await meter.take(Judge(0.0), engines)
         figures = await meter.take(Judge(0.0), engines)
         assert figures["engine_tokens_per_s"] == pytest.approx(40 * figures["engine_use"])
-        ray.kill(engines[0])
+        ray.kill(engines[0])  # returns before the engine is gone
+        with pytest.raises(ray.exceptions.RayActorError):
+            while True:
+                await engines[0].usage.remote()
         assert "engine_use" not in await meter.take(Judge(0.0), engines)
     finally:
         ray.shutdown()
