@@ -71,7 +71,7 @@ async def place(
     group = placement_group([{"GPU": size} for size in plan.bundles], strategy="STRICT_PACK" if one_host else "PACK")
     try:
         await _ready(group, _asked(plan, config, one_host=one_host), config.gpus.wait_s, own_ray=own_ray, say=say)
-    except BaseException:
+    except BaseException:  # cancellation too: nothing stays reserved; raised again
         remove_placement_group(group)
         raise
     return Placement(config.gpus, plan, group)

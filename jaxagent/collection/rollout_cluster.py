@@ -80,7 +80,7 @@ class RolloutCluster:
         self._registry = new_registry(self._config.name)
         try:
             self._placement = await self._place()
-        except BaseException:
+        except BaseException:  # cancellation too: nothing stays reserved; raised again
             self._leave_ray()
             raise
         self.judge = self._given_judge or start_judge(
