@@ -198,7 +198,7 @@ class VllmEngine:
                     report = await self._exchange.run(package)
             except WeightsError:
                 raise
-            except Exception as error:
+            except Exception as error:  # whatever it was, the weights are in no known state: the engine ends
                 self._fail(
                     f"publishing version {package.version} took longer than "
                     f"engine.publish_timeout_s={self._config.publish_timeout_s}"

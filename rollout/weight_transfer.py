@@ -136,7 +136,7 @@ class TransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
-        """vLLM 0.26 wants each backend to have it; later releases do not."""
+        """An abstract method of vLLM 0.26, which nothing here calls: our learner runs no code of vLLM."""
         raise NotImplementedError("weights are sent by rollout.weights and rollout.packed_writer, in the learner")
 
     def _wait_for_device(self) -> None:

@@ -86,7 +86,7 @@ class WeightsWriter:
         try:
             for shard in _shards(named_arrays, self._max_file_bytes):
                 files.append(self._write_file(shard, version=version, index=len(files), changed=changed))
-        except BaseException:
+        except BaseException:  # cancellation too: no half a version stays in memory; raised again
             _remove(files)
             raise
         return files
