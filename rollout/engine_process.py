@@ -14,6 +14,13 @@ import psutil
 
 from rollout.config import EngineConfig
 
+_EXECUTION: dict[str, dict[str, Any]] = {
+    "eager": {"enforce_eager": True},
+    "graphs": {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}},
+    "compiled": {},
+}
+"""By engine.execution, of vLLM's arguments."""
+
 
 def check_plugin() -> None:
     """Raises ValueError where vLLM's processes would not find the weight transfer: see rollout/weight_transfer.py."""
@@ -41,7 +48,7 @@ def engine_arguments(model_dir: Path, config: EngineConfig, *, is_cpu: bool) -> 
         "seed": config.seed,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
-        "enforce_eager": config.enforce_eager,
+        **_EXECUTION[config.execution],
         "logprobs_mode": "processed_logprobs",
         "scheduling_policy": "priority",  # so that a probe after a publish does not queue behind every rollout
         "worker_extension_cls": "rollout.weight_transfer.WorkerExtension",
@@ -71,7 +78,7 @@ def engine_environment(config: EngineConfig) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_WAIT_POLICY": "PASSIVE",
     }
-    if config.enforce_eager:
+    if config.execution != "compiled":
         # Otherwise the first requests compile the rank of the sampled token, which nobody reads.
         variables["TORCHDYNAMO_DISABLE"] = "1"
     chosen = {name: os.environ.get(name, value) for name, value in variables.items()}
