@@ -52,11 +52,14 @@ def measured_on_gpu(case: dict[str, Any], options: argparse.Namespace) -> dict[s
     theirs = {"causal": started("gpu_torch.py", case | {"attends": "causal"})}
     ours.send(small, "actor")
     theirs["causal"].send("case", "actor")
-    figures: dict[str, Any] = {"long": long_updates()}
-    theirs["isolated"] = started("gpu_torch.py", case | {"attends": "isolated"})
-    theirs["isolated"].send("case", "actor")
+    figures: dict[str, Any] = {"long": long_updates() if "long" in options.parts else {}}
+    if "isolated" in options.parts:
+        theirs["isolated"] = started("gpu_torch.py", case | {"attends": "isolated"})
+        theirs["isolated"].send("case", "actor")
     # The peak is the process's, so each is read before more rows are computed at a time.
-    peaks = {small: gib(ours.receive()["peak_bytes"]), best: gib(ours.ask(best, "actor")["peak_bytes"])}
+    peaks = {small: gib(ours.receive()["peak_bytes"])}
+    if best != small:
+        peaks[best] = gib(ours.ask(best, "actor")["peak_bytes"])
     for side in theirs.values():
         side.receive()
     figures["sides"] = {"ours": ours.about} | {name: side.about for name, side in theirs.items()}
@@ -81,6 +84,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rows-at-a-time", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--best", type=int, default=4, help="rows at a time, in turn with theirs")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--parts", nargs="*", choices=("long", "isolated"), default=["long", "isolated"], help="beside the rounds"
+    )
     return parser.parse_args()
 
 
@@ -149,7 +155,8 @@ def model_flops(lengths: list[int]) -> float:
 
 def configs(options: argparse.Namespace) -> list[tuple[int, bool]]:
     """(rows at a time, whether they are the long ones) of each config that is measured."""
-    return [*((rows, False) for rows in options.rows_at_a_time), (1, True)]
+    long = [(1, True)] if "long" in options.parts else []
+    return [*((rows, False) for rows in options.rows_at_a_time), *long]
 
 
 def config_name(rows: int, is_long: bool) -> str:
@@ -170,9 +177,7 @@ def planned(rows: int, is_long: bool) -> dict[str, float]:
 
 def against_plan(plans: dict[str, dict[str, float]], figures: dict[str, Any]) -> dict[str, Any]:
     """Planned and measured peaks in GiB, and how far the plan is off."""
-    peaks = {
-        f"{config_name(1, True)}, {network}": figures["long"][network]["peak_gib"] for network in ("critic", "actor")
-    }
+    peaks = {f"{config_name(1, True)}, {network}": of["peak_gib"] for network, of in figures["long"].items()}
     peaks |= {f"{config_name(int(rows), False)}, actor": of["peak_gib"] for rows, of in figures["rows"].items()}
     found = {}
     for name, peak in peaks.items():
