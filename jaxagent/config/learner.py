@@ -83,7 +83,8 @@ class LearnerConfig(Config):
     rows_per_microbatch: int = Field(default=4, gt=0)
     logits_chunk_tokens: int = Field(default=1024, gt=0)
     """Log-probs and entropy are computed over this many positions at a time, on each device that holds tokens. Their
-    float32 logits, x 4 bytes x vocabulary, are alive about three times."""
+    float32 logits, x 4 bytes x vocabulary, are alive about three times. Where a microbatch has no more positions than
+    this, its logits stay for the backward pass and are not computed again."""
     remat: Remat = True
     """Layers are computed again in the backward pass, so that one hidden state a layer is kept. keep_attention: all but
     their attention, whose outputs are kept as well; it is most of the work in long rows. keep_products: all but their
