@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jaxtyping import Array, Float, Int
 
 from jaxagent.batches.packing import MOST_SEGMENTS
@@ -27,7 +26,8 @@ def takes_segments() -> bool:
     """Whether this JAX and its default devices have them."""
     if jax.default_backend() != "gpu" or jax.__version_info__ < (0, 11):
         return False
-    return all(float(device.compute_capability) >= 9.0 for device in jax.local_devices())
+    generations = [str(device.compute_capability).partition(".")[0] for device in jax.local_devices()]
+    return all(generation.isdigit() and int(generation) >= 9 for generation in generations)
 
 
 def can_be_placed(q_BTNH: Array) -> bool:
@@ -52,6 +52,8 @@ def packed_attention(
 
     T is even. A row with more than MOST_SEGMENTS segments gives NaN everywhere: `pack` makes none.
     """
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn  # here, so that nothing else depends on where it lies
+
     starts_BM, lengths_BM, num_segments_B = segment_spans(segment_ids_BT, most=MOST_SEGMENTS)
     offsets_BM = jnp.pad(starts_BM, ((0, 0), (0, 1)), constant_values=-1)
     # The kernels write neither outputs nor gradients of padding; selecting on both sides keeps what lies there out.
