@@ -13,6 +13,9 @@ from jaxagent.batches.sequences import TokenSequence
 
 MIN_MICROBATCH_SLOTS = 8
 ROW_FRACTIONS = (4, 2, 1)
+MOST_SEGMENTS = 16
+"""Trajectories that a row holds at most: what fused attention over packed rows needs beside its inputs grows with it.
+Rows are at most four times as long as their longest trajectory, so few hold more."""
 Aggregation = Literal["trajectory_mean", "token_mean"]
 
 
@@ -96,7 +99,7 @@ def pack(
 
 
 def assign_rows(lengths: Sequence[int], *, row_tokens: int) -> list[list[int]]:
-    """Indices of `lengths` by row: longest first, each into the first row with room."""
+    """Indices of `lengths` by row: longest first, each into the first row with room and fewer than MOST_SEGMENTS."""
     rows: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
@@ -108,7 +111,7 @@ def assign_rows(lengths: Sequence[int], *, row_tokens: int) -> list[list[int]]:
             rows.append([])
             room.append(row_tokens)
         rows[row].append(index)
-        room[row] -= length
+        room[row] = room[row] - length if len(rows[row]) < MOST_SEGMENTS else 0
     return rows
 
 

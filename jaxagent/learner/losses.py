@@ -36,7 +36,7 @@ class Decoder(Protocol):
         with_balance: bool,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T"] | None]: ...
 
-    def logits(self, hidden: Float[Array, "B C D"]) -> Float[Array, "B C V"]: ...
+    def head(self) -> Float[Array, "V D"]: ...
 
 
 class Critic(Protocol):
@@ -148,7 +148,7 @@ def score_actor(
 
 def _score_hidden(actor: Decoder, hidden_BTD: Array, batch: Batch, *, temperature: Any, chunk_tokens: int):
     logprobs, entropy = token_logprobs(
-        hidden_BTD, batch.token_ids, actor.logits, temperature=temperature, chunk_tokens=chunk_tokens
+        hidden_BTD, batch.token_ids, actor.head(), temperature=temperature, chunk_tokens=chunk_tokens
     )
     return jnp.where(batch.loss_mask, logprobs, 0.0), jnp.where(batch.loss_mask, entropy, 0.0)
 

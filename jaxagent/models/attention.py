@@ -7,7 +7,8 @@ nothing. With a window a token sees the last `window` tokens only, itself includ
 Three paths give the same numbers up to rounding:
     masked      all scores at once: for rows of a tile or two, and the oracle of the tests
     blockwise   tiles with a running softmax (jaxagent/models/blockwise.py): memory linear in T
-    cudnn       NVIDIA's fused kernels, in bfloat16; the one that takes a mask [T, T]
+    cudnn       NVIDIA's fused kernels, in bfloat16: told of segments by their places (jaxagent/models/fused.py), or,
+                where there is a window or JAX or the GPU are too old for that, by a mask [T, T]
 
 On a mesh (that of jax.set_mesh) each device computes its own rows and heads. Where rows are split along their length
 (jaxagent/mesh/context.py) it gathers the keys and values of whole rows and computes its own queries.
@@ -26,6 +27,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxagent.mesh import context
 from jaxagent.mesh.sharding import BATCH_AXES
+from jaxagent.models import fused
 from jaxagent.models.blockwise import HIDDEN_SCORE, blockwise_attention, in_reach
 from jaxagent.models.chunks import largest_divisor
 from jaxagent.models.config import ComputeConfig
@@ -61,7 +63,7 @@ def _attend_locally(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, window, *, compute: 
     num_tokens = q_BTNH.shape[1]
     path = compute.attention
     if path == "auto":
-        path = chosen_path(num_tokens, compute, head_dim=q_BTNH.shape[3])
+        path = chosen_path(num_tokens, compute, head_dim=q_BTNH.shape[3], has_window=window is not None)
     if path == "masked":
         return masked_attention(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, scale=scale, window=window)
     if path == "cudnn":
@@ -77,10 +79,13 @@ def _attend_locally(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, window, *, compute: 
     return out_BTNH[:, :num_tokens]
 
 
-def chosen_path(num_tokens: int, compute: ComputeConfig, *, head_dim: int) -> Literal["masked", "blockwise", "cudnn"]:
+def chosen_path(
+    num_tokens: int, compute: ComputeConfig, *, head_dim: int, has_window: bool = False
+) -> Literal["masked", "blockwise", "cudnn"]:
     """The path that attention="auto" takes for rows of so many tokens on the default backend."""
     has_kernel = jax.default_backend() == "gpu" and compute.dtype == "bfloat16" and head_dim % 8 == 0
-    if has_kernel and head_dim <= CUDNN_MAX_HEAD_DIM and num_tokens <= compute.cudnn_max_tokens:
+    needs_mask = has_window or not fused.takes_segments()
+    if has_kernel and head_dim <= CUDNN_MAX_HEAD_DIM and (num_tokens <= compute.cudnn_max_tokens or not needs_mask):
         return "cudnn"
     return "masked" if num_tokens <= compute.masked_max_tokens else "blockwise"
 
@@ -149,6 +154,9 @@ def cudnn_attention(
     padding = -num_tokens % _CUDNN_MULTIPLE
     q_BTNH, k_BTKH, v_BTKH = _pad_tokens(q_BTNH, padding), _pad_tokens(k_BTKH, padding), _pad_tokens(v_BTKH, padding)
     segment_ids_BT = _pad_tokens(segment_ids_BT, padding)
+    if window is None and fused.takes_segments() and fused.can_be_placed(q_BTNH):
+        scale = q_BTNH.shape[3] ** -0.5 if scale is None else scale
+        return fused.packed_attention(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, scale=scale)[:, :num_tokens]
     visible_B1TT = (segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :])[:, None]
     if window is not None:  # traced, and so no argument of the kernel's own
         index_T = jnp.arange(num_tokens + padding)

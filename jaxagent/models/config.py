@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from jaxagent.config.learner import LearnerConfig
+from jaxagent.config.learner import LearnerConfig, Remat
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 StoredDtype = Literal["float32", "bfloat16", "float16"]
@@ -39,16 +39,17 @@ class ComputeConfig:
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of activations and matmul inputs. Norms, rotary embedding, softmax, router and logits stay float32."""
-    remat: bool | Literal["keep_attention"] = False
+    remat: Remat = False
     """Recompute each layer in the backward pass: memory grows by one hidden state a layer, time by about a third.
-    keep_attention: all of a layer but its attention, whose outputs are kept beside the hidden state."""
-    unroll_layers: int = 1
-    """Layers compiled one after the other in one step of the scan over layers."""
+    keep_attention: all of a layer but its attention, whose outputs are kept beside the hidden state. keep_products: all
+    but attention and the matrix products of linear maps."""
+    unroll_layers: int | Literal[True] = 1
+    """Layers compiled one after the other in one step of the scan over layers; True: all of them."""
     attention: Literal["auto", "masked", "blockwise", "cudnn"] = "auto"
-    """auto: on a GPU, in bfloat16 and with rows of at most cudnn_max_tokens, cudnn; else masked up to
+    """auto: on a GPU and in bfloat16, cudnn, where it needs a mask only up to cudnn_max_tokens a row; else masked up to
     masked_max_tokens, and blockwise beyond."""
     cudnn_max_tokens: int = 16_384
-    """cuDNN is told of packed rows by a mask of T x T x 2 bytes a row: half a GiB at this length."""
+    """A mask is T x T x 2 bytes a row: half a GiB at this length."""
     masked_max_tokens: int = 128
     block_q: int = 128
     block_kv: int = 128
@@ -65,7 +66,12 @@ class ComputeConfig:
     @classmethod
     def of(cls, config: LearnerConfig) -> ComputeConfig:
         """As the learner's config asks for."""
-        return cls(dtype=config.compute_dtype, remat=config.remat, expert_chunk_tokens=config.expert_chunk_tokens)
+        return cls(
+            dtype=config.compute_dtype,
+            remat=config.remat,
+            unroll_layers=True if config.unroll_layers else 1,
+            expert_chunk_tokens=config.expert_chunk_tokens,
+        )
 
     def __post_init__(self) -> None:
         tiles, experts = (

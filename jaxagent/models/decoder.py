@@ -5,6 +5,7 @@ Axes: B rows, T tokens of a row, D hidden, V vocabulary, L layers, K experts per
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,8 +18,9 @@ from jaxagent.mesh.context import from_zigzag, to_zigzag
 from jaxagent.mesh.sharding import keep_with_rows
 from jaxagent.models.block import Block, PerLayer, Rows
 from jaxagent.models.blockwise import KEPT
-from jaxagent.models.config import DEFAULT_COMPUTE, ComputeConfig, DecoderConfig
-from jaxagent.models.layers import INITIAL_STD, Init, RMSNorm
+from jaxagent.models.config import DEFAULT_COMPUTE, ComputeConfig, DecoderConfig, Remat
+from jaxagent.models.fused import is_fused_forward
+from jaxagent.models.layers import INITIAL_STD, PRODUCT, Init, RMSNorm
 
 
 class Backbone(nnx.Module):
@@ -70,10 +72,10 @@ class Backbone(nnx.Module):
             return keep_with_rows(x_BTD), balance_BT
 
         if self.compute.remat:
-            keep_attention = jax.checkpoint_policies.save_only_these_names(*KEPT)
-            policy = keep_attention if self.compute.remat == "keep_attention" else None
-            # The scan keeps iterations apart already, so common subexpressions can't undo the recomputation.
-            one_layer = jax.checkpoint(one_layer, prevent_cse=False, policy=policy)
+            # A loop keeps its iterations apart, so common subexpressions can't undo the recomputation.
+            unroll = self.compute.unroll_layers
+            is_loop = unroll is not True and unroll < self.config.num_layers
+            one_layer = jax.checkpoint(one_layer, prevent_cse=not is_loop, policy=_kept(self.compute.remat))
         inputs = stacked, PerLayer.of(self.config, routing_BTLK)
         hidden_BTD, balance_LBT = jax.lax.scan(one_layer, hidden_BTD, inputs, unroll=self.compute.unroll_layers)
         balance_BT = None if balance_LBT is None else from_zigzag(balance_LBT.mean(axis=0))
@@ -88,12 +90,14 @@ class Decoder(Backbone):
         shape, axes = (config.vocab_size, config.hidden_size), ("vocab", "embed")
         self.lm_head = None if config.tie_embeddings else init.normal(shape, axes, std=INITIAL_STD)
 
+    def head(self) -> Float[Array, "V D"]:
+        """Weights of the language-model head, in the dtype of parameters."""
+        return (self.embedding if self.lm_head is None else self.lm_head)[...]
+
     def logits(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Float32 logits of hidden states. Callers pass a chunk at a time: logits of a long row would fill memory."""
-        head = self.embedding if self.lm_head is None else self.lm_head
-        return jnp.einsum(
-            "...D,VD->...V", hidden, head[...].astype(self.compute.dtype), preferred_element_type=jnp.float32
-        )
+        head_VD = self.head().astype(self.compute.dtype)
+        return jnp.einsum("...D,VD->...V", hidden, head_VD, preferred_element_type=jnp.float32)
 
 
 def new_decoder(
@@ -108,6 +112,19 @@ def abstract_decoder(
 ) -> Decoder:
     """The same module with shapes in place of weights: nothing is allocated."""
     return Decoder(config, compute, init=Init(None, param_dtype))
+
+
+def _kept(remat: Remat) -> Callable[..., bool] | None:
+    """What a recomputed layer keeps beside its input, as a policy of jax.checkpoint; None: nothing."""
+    if remat is True:
+        return None
+    names = KEPT if remat == "keep_attention" else (*KEPT, PRODUCT)
+    is_named = jax.checkpoint_policies.save_only_these_names(*names)
+
+    def policy(primitive: Any, *inputs: Any, **params: Any) -> Any:
+        return is_fused_forward(primitive) or is_named(primitive, *inputs, **params)
+
+    return policy
 
 
 def logical_axes(params: Any) -> Any:

@@ -41,7 +41,7 @@ def _recompute(memory: Memory, config: LearnerConfig) -> Advice | None:
     return Advice(
         changes={"remat": True},
         devices=num_devices(config.mesh),
-        saves_bytes=memory.activations * (4 if config.remat is False else 1) // 5,
+        saves_bytes=memory.activations * (1 if config.remat == "keep_attention" else 4) // 5,
         reason="layers are computed again in the backward pass, which takes about a third longer",
     )
 

@@ -50,6 +50,8 @@ def step_flops(name: str, shape: DecoderConfig, config: LearnerConfig, *, rows: 
     if name in ("targets", "logprobs"):
         return Flops(forward, forward)
     again = head + scores / 2  # logits by chunk, scores by tile
-    if config.remat:
+    if config.remat == "keep_products":
+        again += 6.0 * tokens * shape.num_layers * shape.hidden_size * shape.intermediate_size * shape.experts_per_token
+    elif config.remat:
         again += layers + (0.0 if config.remat == "keep_attention" else scores)
     return Flops(3 * forward, 3 * forward + again)

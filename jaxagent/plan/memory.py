@@ -74,8 +74,12 @@ def activation_bytes(shape: DecoderConfig, config: LearnerConfig) -> int:
     width = BYTES[config.compute_dtype]
     heads = shape.num_heads * shape.head_dim // config.mesh.tensor
     layer = shape.hidden_size * width
-    if config.remat == "keep_attention":
+    if config.remat in ("keep_attention", "keep_products"):
         layer += heads * width + shape.num_heads // config.mesh.tensor * 4
+    if config.remat == "keep_products":
+        kv_heads = shape.num_kv_heads * shape.head_dim // config.mesh.tensor
+        mlp = 0 if shape.num_experts else shape.intermediate_size // config.mesh.tensor
+        layer += (heads + 2 * kv_heads + shape.hidden_size + 2 * mlp) * width
     if config.remat is False:
         widths = shape.intermediate_size * (shape.experts_per_token or 1) // config.mesh.tensor
         layer += (3 * shape.hidden_size + 4 * heads + 3 * widths) * width

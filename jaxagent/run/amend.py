@@ -21,6 +21,7 @@ CHANGEABLE = (
     "learner.rows_per_microbatch",
     "learner.logits_chunk_tokens",
     "learner.remat",
+    "learner.unroll_layers",
     "learner.expert_chunk_tokens",
     "learner.max_nonfinite_steps",
     *(f"learner.ppo.{key}" for key in ("clip_low", "clip_high", "entropy_coef", "importance_cap", "value_clip")),

@@ -6,6 +6,7 @@ tunix       PPO updates of ours and of google-tunix on the same batches, model, 
             process of its own. Rounds alternate and the first is not counted; a figure is a ratio of seconds (theirs /
             ours), of the minima and of the medians.
 long_rows   peak memory of one update on rows of 8k, 32k and 131k tokens (long_rows.py)
+gpu         only where asked for: a 0.5B model's updates on one GPU against transformers and the plan (gpu.py)
 
 Ends with one JSON line {"name", "figures", "targets", "ok"}.
 """
@@ -17,6 +18,7 @@ import json
 import statistics
 import subprocess
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +28,29 @@ TARGETS = {"dense_5m": 1.15, "ragged_5m": 3.0, "dense_1m": 1.0, "ragged_1m": 3.0
 
 
 class Side:
-    """One side's process, idle unless asked."""
+    """One side's process, idle unless asked. It starts at once and is waited for when first asked."""
 
     def __init__(self, python: str, script: str, size: str) -> None:
         self._process = subprocess.Popen(
             [python, str(HERE / script), size], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.about = self._read()
 
-    def seconds(self, batch: str, what: str) -> tuple[float, int]:
-        """(seconds, real tokens) of one update."""
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        return self._read()
+
+    def ask(self, batch: str, what: str) -> dict[str, Any]:
+        """Its answer to one update: seconds, real tokens, and what else it says."""
+        self.send(batch, what)
+        return self.receive()
+
+    def send(self, batch: str, what: str) -> None:
         assert self._process.stdin is not None
         print(json.dumps({"batch": batch, "what": what}), file=self._process.stdin, flush=True)
-        answer = self._read()
-        return answer["seconds"], answer["tokens"]
+
+    def receive(self) -> dict[str, Any]:
+        assert self.about
+        return self._read()
 
     def close(self) -> None:
         self._process.communicate()
@@ -66,9 +77,13 @@ def main() -> None:
             figures[name][f"{kind}_ratio"] >= least for name, least in targets.items() for kind in ("min", "median")
         )
     if "long_rows" in options.parts:
-        rows = long_rows(options)
+        rows = of_script("long_rows.py", "--tokens", *map(str, options.tokens))
         figures["long_rows"], targets["long_rows"] = rows["figures"], rows["targets"]
         ok = ok and rows["ok"]
+    if "gpu" in options.parts:
+        gpu = of_script("gpu.py", "--rounds", str(options.rounds))
+        figures["gpu"], targets["gpu"] = gpu["figures"], gpu["targets"]
+        ok = ok and gpu["ok"]
     print(json.dumps({"name": "learner", "figures": figures, "targets": targets, "ok": ok}))
     sys.exit(0 if ok else 1)
 
@@ -76,7 +91,7 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tunix-python", default=".venv-tunix/bin/python")
-    parser.add_argument("--parts", nargs="+", choices=("tunix", "long_rows"), default=["tunix", "long_rows"])
+    parser.add_argument("--parts", nargs="+", choices=("tunix", "long_rows", "gpu"), default=["tunix", "long_rows"])
     parser.add_argument("--sizes", nargs="+", choices=("1m", "5m"), default=["1m", "5m"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 32_768, 131_072], help="of long_rows")
@@ -104,9 +119,10 @@ def alternate(sides: dict[str, Side], batch: str, what: str, rounds: int) -> dic
     tokens = 0
     for number in range(rounds + 1):
         for name, side in sides.items():
-            spent, tokens = side.seconds(batch, what)
+            answer = side.ask(batch, what)
+            tokens = answer["tokens"]
             if number:
-                seconds[name].append(round(spent, 4))
+                seconds[name].append(round(answer["seconds"], 4))
     figure: dict[str, Any] = {"tokens": tokens}
     for kind, of in (("min", min), ("median", statistics.median)):
         best = {name: of(values) for name, values in seconds.items()}
@@ -115,13 +131,13 @@ def alternate(sides: dict[str, Side], batch: str, what: str, rounds: int) -> dic
     return figure
 
 
-def long_rows(options: argparse.Namespace) -> dict[str, Any]:
-    command = [sys.executable, str(HERE / "long_rows.py"), "--tokens", *map(str, options.tokens)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+def of_script(name: str, *arguments: str) -> dict[str, Any]:
+    """What a part's own script says in its last line."""
+    done = subprocess.run([sys.executable, str(HERE / name), *arguments], stdout=subprocess.PIPE, text=True)
     lines = done.stdout.splitlines()
     print("\n".join(lines[:-1]), flush=True)
     if not lines or not lines[-1].startswith("{"):
-        raise SystemExit("long_rows.py ended without its figures; what it said stands above")
+        raise SystemExit(f"{name} ended without its figures; what it said stands above")
     return json.loads(lines[-1])
 
 

@@ -15,8 +15,11 @@ Update = Callable[[], Any]
 """Runs to the end, also of what the device computes."""
 
 
-def serve(updates: dict[tuple[str, str], tuple[Update, int]], **about: Any) -> None:
-    """`updates` by (batch, what), each with its number of real tokens; `about` describes the side."""
+def serve(
+    updates: dict[tuple[str, str], tuple[Update, int]], after: Callable[[], dict[str, Any]] = dict, **about: Any
+) -> None:
+    """`updates` by (batch, what), each with its number of real tokens. `after` adds to each answer, and `about`
+    describes the side."""
     out, sys.stdout = sys.stdout, sys.stderr  # libraries print
     print(json.dumps(about), file=out, flush=True)
     for line in sys.stdin:
@@ -24,4 +27,5 @@ def serve(updates: dict[tuple[str, str], tuple[Update, int]], **about: Any) -> N
         update, tokens = updates[asked["batch"], asked["what"]]
         started = time.perf_counter()
         update()
-        print(json.dumps({"seconds": time.perf_counter() - started, "tokens": tokens}), file=out, flush=True)
+        seconds = time.perf_counter() - started
+        print(json.dumps({"seconds": seconds, "tokens": tokens} | after()), file=out, flush=True)

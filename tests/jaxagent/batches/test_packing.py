@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.batches.packing import assign_rows, choose_row_tokens, pack
+from jaxagent.batches.packing import MOST_SEGMENTS, assign_rows, choose_row_tokens, pack
 from jaxagent.batches.rewards import training_reward
 from jaxagent.batches.sequences import TrajectoryError, screen, to_sequence
 from rollout.types import StopReason, Trajectory, Turn
@@ -170,6 +170,12 @@ def test_first_fit_decreasing_fills_gaps():
     assert assign_rows([3, 8, 5, 2, 7], row_tokens=10) == [[1, 3], [4, 0], [2]]
     with pytest.raises(ValueError, match="11 tokens does not fit a row of 10"):
         assign_rows([11], row_tokens=10)
+
+
+def test_a_row_holds_no_more_trajectories_than_attention_has_places_for():
+    rows = assign_rows([5] * (2 * MOST_SEGMENTS + 1), row_tokens=1000)
+    assert [len(row) for row in rows] == [MOST_SEGMENTS, MOST_SEGMENTS, 1]
+    assert len(assign_rows([5] * MOST_SEGMENTS, row_tokens=5 * MOST_SEGMENTS)) == 1
 
 
 def test_short_trajectories_get_short_rows():

@@ -205,9 +205,7 @@ def test_chunked_logprobs_and_entropy_match_the_full_softmax(chunk_tokens):
     hidden = rng.normal(size=(2, 12, 4)).astype(np.float32)
     head = rng.normal(size=(4, 7)).astype(np.float32)
     token_ids = rng.integers(0, 7, (2, 12)).astype(np.int32)
-    logprobs, entropy = token_logprobs(
-        hidden, token_ids, lambda h: h @ head, temperature=0.7, chunk_tokens=chunk_tokens
-    )
+    logprobs, entropy = token_logprobs(hidden, token_ids, head.T, temperature=0.7, chunk_tokens=chunk_tokens)
     assert not np.asarray(logprobs[:, 0]).any()
     for row in range(2):
         for t in range(1, 12):
@@ -217,20 +215,42 @@ def test_chunked_logprobs_and_entropy_match_the_full_softmax(chunk_tokens):
             np.testing.assert_allclose(entropy[row, t], -(np.exp(full) * full).sum(), rtol=1e-4)
 
 
-def test_chunking_does_not_change_the_gradient():
+@pytest.mark.parametrize("chunk_tokens", [6, 10_000])
+def test_the_gradient_is_that_of_the_full_softmax(chunk_tokens):
     rng = np.random.default_rng(6)
-    hidden, head = rng.normal(size=(2, 12, 4)).astype(np.float32), rng.normal(size=(4, 7)).astype(np.float32)
+    hidden, head = rng.normal(size=(2, 12, 4)).astype(np.float32), rng.normal(size=(7, 4)).astype(np.float32)
     token_ids = rng.integers(0, 7, (2, 12)).astype(np.int32)
+    weights = rng.normal(size=(2, 2, 11)).astype(np.float32)
 
-    def loss(hidden, head, chunk_tokens):
-        logprobs, entropy = token_logprobs(
-            hidden, token_ids, lambda h: h @ head, temperature=1.0, chunk_tokens=chunk_tokens
-        )
-        return (logprobs + 0.1 * entropy).sum()
+    def ours(hidden, head):
+        scored = token_logprobs(hidden, token_ids, head, temperature=0.7, chunk_tokens=chunk_tokens)
+        return sum(jnp.sum(weight * array[:, 1:]) for weight, array in zip(weights, scored, strict=True))
 
-    whole, chunked = (jax.grad(loss, argnums=(0, 1))(hidden, head, chunk) for chunk in (10_000, 6))
-    for expected, actual in zip(whole, chunked, strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
+    def full(hidden, head):
+        logprobs = jax.nn.log_softmax(hidden[:, :-1] @ head.T / 0.7)
+        picked = jnp.take_along_axis(logprobs, token_ids[:, 1:, None], axis=-1)[..., 0]
+        entropy = -(jnp.exp(logprobs) * logprobs).sum(axis=-1)
+        return jnp.sum(weights[0] * picked) + jnp.sum(weights[1] * entropy)
+
+    with jax.default_matmul_precision("highest"):
+        got, want = (jax.grad(loss, argnums=(0, 1))(hidden, head) for loss in (ours, full))
+    for actual, expected in zip(got, want, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_in_bfloat16_products_are_rounded_and_sums_are_not():
+    rng = np.random.default_rng(7)
+    hidden = jnp.asarray(rng.normal(size=(1, 64, 16)), jnp.bfloat16)
+    head = rng.normal(size=(50, 16)).astype(np.float32)
+    token_ids = rng.integers(0, 50, (1, 64)).astype(np.int32)
+
+    def loss(head, hidden):
+        return token_logprobs(hidden, token_ids, head, temperature=1.0, chunk_tokens=8)[0].sum()
+
+    d_head = jax.grad(loss)(head, hidden)
+    exact = jax.grad(loss)(head.astype(jnp.bfloat16).astype(np.float32), hidden.astype(jnp.float32))
+    assert d_head.dtype == jnp.float32
+    np.testing.assert_allclose(d_head, exact, atol=0.01 * float(jnp.abs(exact).max()))
 
 
 def test_chunks_divide_the_row():

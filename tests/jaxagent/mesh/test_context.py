@@ -77,7 +77,7 @@ def test_chunked_logprobs_of_split_rows_are_those_of_whole_rows():
     token_ids = rng.integers(0, 11, (2, 64)).astype(np.int32)
 
     def scored(head, chunk_tokens):
-        pair = token_logprobs(hidden, token_ids, lambda h: h @ head, temperature=0.7, chunk_tokens=chunk_tokens)
+        pair = token_logprobs(hidden, token_ids, head.T, temperature=0.7, chunk_tokens=chunk_tokens)
         return jnp.square(pair[0]).sum() + pair[1].sum(), pair
 
     def call(chunk_tokens):

@@ -11,6 +11,7 @@ import pytest
 
 from jaxagent.models.attention import attend, masked_attention
 from jaxagent.models.config import ComputeConfig
+from jaxagent.models.fused import segment_spans
 
 # Lengths of the segments of two packed rows; 0 as id is padding.
 ROWS = {
@@ -109,3 +110,11 @@ def test_a_long_row_needs_tiles_and_not_a_square_of_memory():
 def test_a_block_size_of_zero_is_refused_by_name():
     with pytest.raises(ValueError, match="block_q=0 must be positive"):
         ComputeConfig(block_q=0)
+
+
+def test_segments_are_found_by_their_places():
+    ids = jnp.asarray([[1, 1, 2, 2, 2, 0, 0], [7] * 7, [0] * 7, [1, 2, 2, 3, 0, 0, 1], [1, 2, 1, 2, 1, 2, 1]])
+    starts, lengths, how_many = segment_spans(ids, most=4)
+    assert starts.tolist() == [[0, 2, -1, -1], [0, -1, -1, -1], [-1] * 4, [0, 1, 3, 6], [0, 1, 2, 3]]
+    assert lengths.tolist() == [[2, 3, -1, -1], [7, -1, -1, -1], [-1] * 4, [1, 2, 1, 1], [1, 1, 1, 1]]
+    assert how_many.tolist() == [2, 1, 0, 4, 7]

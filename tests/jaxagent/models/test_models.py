@@ -214,8 +214,14 @@ IN_TILES = ComputeConfig(remat="keep_attention", attention="blockwise", block_q=
 
 @pytest.mark.parametrize(
     "compute",
-    [ComputeConfig(remat=True), ComputeConfig(unroll_layers=3), IN_TILES],
-    ids=["remat", "unroll", "keep attention"],
+    [
+        ComputeConfig(remat=True),
+        ComputeConfig(unroll_layers=3),
+        IN_TILES,
+        replace(IN_TILES, remat="keep_products"),
+        ComputeConfig(remat="keep_products", unroll_layers=True),
+    ],
+    ids=["remat", "unroll", "keep attention", "keep products", "keep products, unroll"],
 )
 def test_remat_and_unrolling_change_no_gradient(compute):
     config = from_scratch(_small(num_layers=3))
@@ -257,6 +263,17 @@ def test_kept_attention_is_not_computed_again():
         return loss.lower(params).as_text().count("stablehlo.while")
 
     assert num_loops("keep_attention") == num_loops(False) == num_loops(True) - 2
+
+
+def test_kept_products_are_not_computed_again():
+    config = from_scratch(_small(num_layers=2))
+
+    def num_products(remat) -> int:
+        graphdef, params = nnx.split(new_decoder(config, replace(IN_TILES, remat=remat), seed=0), nnx.Param)
+        loss = jax.jit(jax.grad(lambda params: nnx.merge(graphdef, params)(_token_ids(1, 64), *_alone(1, 64)).sum()))
+        return loss.lower(params).as_text().count("stablehlo.dot_general")
+
+    assert num_products("keep_products") == num_products(False) < num_products("keep_attention") < num_products(True)
 
 
 def test_the_program_does_not_grow_with_depth():

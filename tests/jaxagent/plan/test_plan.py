@@ -123,10 +123,12 @@ def test_operations_of_a_forward_pass_are_those_that_xla_counts():
 
 def test_recomputation_costs_a_forward_pass_and_is_not_useful_work():
     shape = model_shape(load_config(SMOKE).model)
-    kept, again = (
-        step_flops("actor", shape, LearnerConfig(remat=remat, row_tokens=512), rows=4) for remat in (False, True)
+    kept, products, attention, again = (
+        step_flops("actor", shape, LearnerConfig(remat=remat, row_tokens=512), rows=4)
+        for remat in (False, "keep_products", "keep_attention", True)
     )
-    assert kept.model == again.model < kept.hardware < again.hardware
+    assert kept.model == again.model < kept.hardware < attention.hardware < again.hardware
+    assert products == kept
 
 
 def test_a_group_within_a_host_is_told_from_one_across_hosts():
@@ -162,6 +164,7 @@ def memory(**parts):
     [
         ("experts", {"row_tokens": 65536, "rows_per_microbatch": 1}, {"expert_chunk_tokens": 8192}),
         ("activations", {"remat": False}, {"remat": True}),
+        ("activations", {"remat": "keep_products"}, {"remat": True}),
         ("activations", {"rows_per_microbatch": 8}, {"rows_per_microbatch": 4}),
         ("logits", {"rows_per_microbatch": 1, "logits_chunk_tokens": 4096}, {"logits_chunk_tokens": 1024}),
         ("optimizer", {"rows_per_microbatch": 4, "mesh": {"data": 4}}, {"mesh.data": 1, "mesh.fsdp": 4}),
