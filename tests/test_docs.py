@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jaxagent.cli import build_parser, split_overrides
+from jaxagent.cli.overrides import split_overrides
+from jaxagent.cli.parser import build_parser
 from jaxagent.config.load import load_config, override
 from jaxagent.config.reference import render_reference
 from jaxagent.synthesis.config import load_synthesis_config

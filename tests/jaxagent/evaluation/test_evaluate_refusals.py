@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from openai_server import OpenAIServer, serve
 
-from jaxagent.cli import BAD_USAGE, main
+from jaxagent.cli import main
+from jaxagent.cli.exits import BAD_USAGE
 
 TASK = """import torch
 class Model(torch.nn.Module):

@@ -12,7 +12,8 @@ import pytest
 import ray
 from openai_server import OpenAIServer, serve
 
-from jaxagent.cli import BAD_USAGE, DONE, main
+from jaxagent.cli import main
+from jaxagent.cli.exits import BAD_USAGE, DONE
 from jaxagent.config.load import ConfigError, load_config
 from jaxagent.evaluation.actor import EvaluationActor
 from jaxagent.evaluation.policy_source import parse_policy
