@@ -164,7 +164,7 @@ def test_manifest_and_script_for_clusters_start_what_they_say():
         volumes = {volume["name"] for volume in pod["volumes"]}
         for container in pod["containers"]:
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-    from sandbox.actors import PROFILER_RESOURCE
+    from sandbox.actors.devices import PROFILER_RESOURCE
 
     profilers = next(group for group in groups if group.get("groupName") == "profiling")
     assert f'\\"{PROFILER_RESOURCE}\\": 1' in profilers["rayStartParams"]["resources"]

@@ -30,7 +30,7 @@ from rollout.config import EndpointConfig
 from rollout.endpoint import EndpointPolicy
 from rollout.store import TrajectoryStore
 from rollout.types import Trajectory
-from sandbox.actors import RemoteJudge
+from sandbox.actors.judge import RemoteJudge
 from sandbox.tasks import TaskError
 from sandbox.types import Task
 

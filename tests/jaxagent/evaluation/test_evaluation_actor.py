@@ -26,7 +26,7 @@ from rollout.endpoint import EndpointPolicy
 from rollout.parsers import make_parser
 from rollout.store import TrajectoryStore
 from rollout.types import RolloutError
-from sandbox.actors import RemoteJudge, start_judge
+from sandbox.actors.judge import RemoteJudge, start_judge
 from sandbox.tasks import load_tasks
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
