@@ -18,7 +18,7 @@ import pytest
 
 from sandbox.backends import ShellSandbox, close_pools, open_sandbox
 from sandbox.backends import process as process_backend
-from sandbox.backends.docker import _refuse_mapped_users
+from sandbox.backends.docker_engine import refuse_mapped_users
 from sandbox.config import SandboxConfig
 from sandbox.quiet import QuietLease
 from sandbox.types import SandboxUnavailableError
@@ -277,10 +277,10 @@ async def test_an_engine_that_is_down_says_what_to_do(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("option", ["name=rootless", "name=userns"])
 def test_an_engine_that_maps_users_is_refused_with_the_reason(option: str) -> None:
-    _refuse_mapped_users({"SecurityOptions": ["name=seccomp,profile=default"]})
-    _refuse_mapped_users({"SecurityOptions": None})
+    refuse_mapped_users({"SecurityOptions": ["name=seccomp,profile=default"]})
+    refuse_mapped_users({"SecurityOptions": None})
     with pytest.raises(SandboxUnavailableError, match=option.removeprefix("name=")):
-        _refuse_mapped_users({"SecurityOptions": ["name=seccomp,profile=default", option]})
+        refuse_mapped_users({"SecurityOptions": ["name=seccomp,profile=default", option]})
 
 
 @pytest.mark.docker
