@@ -1,9 +1,9 @@
 """The `bubblewrap` backend: an agent's shell in namespaces of its own, for hosts without a Docker Engine.
 
-    sh (enters the control group) ─► prlimit ─► bwrap (namespaces, mounts, seccomp) ─► setpriv ─► shell_server.py
+    sh (enters the control group) ─► prlimit ─► bwrap (namespaces, mounts, seccomp) ─► setpriv ─► shell_server
 
 The root is empty but for this host's programs, mounted read-only; the workdir is mounted where it is, as
-/sandbox/work. There is no network, /tmp is a file system of bounded size, and process 1 is shell_server.py, whose end
+/sandbox/work. There is no network, /tmp is a file system of bounded size, and process 1 is shell_server, whose end
 the kernel makes the end of everything in there. It ends with our connection, so nothing outlives a killed driver.
 
 As root the sandbox runs as AGENT_UID, and mounting needs no user namespace. An ordinary user keeps its own number, in a
@@ -29,18 +29,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox import seccomp
-from sandbox.backends import cgroup
+from sandbox.backends import cgroup, shell_server
 from sandbox.backends.cgroup import Cgroup
 from sandbox.backends.files import Workdir, hand_over
 from sandbox.backends.rootfs import AGENT_UID, accounts, host_paths, top_links
-from sandbox.backends.shell import SERVER_SOURCE, WRITABLE, ShellClient, ShellSandbox, shell_environment
+from sandbox.backends.shell import HOME, WRITABLE, ShellClient, ShellSandbox, shell_environment
 from sandbox.config import SandboxConfig
 from sandbox.types import SandboxUnavailableError
 
 logger = logging.getLogger(__name__)
 
-HOME = "/sandbox/work"
-_SERVER = "/sandbox-server.py"
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
 # "$@" up to "--" are files that a process enters a control group by
@@ -112,7 +110,7 @@ class Bubble:
 
     @classmethod
     def start(cls, config: SandboxConfig, workdir: Path) -> Bubble:
-        """Blocks until shell_server.py runs. Raises SandboxUnavailableError."""
+        """Blocks until shell_server runs. Raises SandboxUnavailableError."""
         program = _program(config)
         group = cgroup.make(memory_bytes=config.memory_mb << 20, pids=config.pids)
         if group is None:
@@ -199,7 +197,6 @@ def _command(
     limits = [f"--fsize={disk}", "--core=0", "--nofile=1024"]
     if group is None:
         limits += [f"--as={config.memory_mb << 20}", f"--nproc={config.pids}"]
-    server = [os.path.realpath(sys.executable), "-I", "-S", "-B", _SERVER, f"fd:{fds['server']}", HOME]
     return [
         *("/bin/sh", "-c", _ENTER, "sh", *entrances, "--"),
         *("prlimit", *limits, "--", program),
@@ -209,7 +206,8 @@ def _command(
         *(("--seccomp", str(fds["seccomp"])) if "seccomp" in fds else ()),
         "--",
         *_dropping_rights(),
-        *server,
+        *shell_server.start_command(os.path.realpath(sys.executable)),
+        *(f"fd:{fds['server']}", HOME),
     ]
 
 
@@ -242,7 +240,7 @@ def _mounts(config: SandboxConfig, workdir: Path, fds: dict[str, int]) -> list[s
         arguments += ["--perms", "0644", "--ro-bind-data", str(fds[name]), f"/{name}"]
     return [
         *arguments,
-        *("--ro-bind", str(SERVER_SOURCE), _SERVER),
+        *("--ro-bind", str(shell_server.SOURCE), shell_server.MOUNT),
         *("--proc", "/proc"),
         *("--dev", "/dev"),
         *("--perms", "1777", "--size", str(shared), "--tmpfs", "/dev/shm"),

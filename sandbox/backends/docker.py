@@ -17,9 +17,9 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox.backends.docker_engine import HOME, Container, DockerEngine
+from sandbox.backends.docker_engine import Container, DockerEngine
 from sandbox.backends.files import Workdir
-from sandbox.backends.shell import WRITABLE, ShellClient, ShellSandbox
+from sandbox.backends.shell import HOME, WRITABLE, ShellClient, ShellSandbox
 from sandbox.backends.slots import Slot, reap_slots, slots_root
 from sandbox.config import SandboxConfig
 from sandbox.types import SandboxUnavailableError

@@ -1,6 +1,6 @@
 """Docker Engine as the `docker` backend uses it: one image, and a container on each slot that it is given.
 
-Process 1 of a container is shell_server.py, connected to us by a socket in a second, read-only mount that is unlinked
+Process 1 of a container is the shell server, connected to us by a socket in a second, read-only mount that is unlinked
 before any command runs. It ends with that connection, so containers of a killed driver end too; what they leave is
 labelled with its owner and removed by the next one that starts here.
 """
@@ -23,16 +23,16 @@ import docker.types
 import requests.exceptions
 
 from sandbox import unix_sockets
+from sandbox.backends import shell_server
 from sandbox.backends.rootfs import AGENT_UID, host_paths, image_tar
-from sandbox.backends.shell import SERVER_SOURCE, shell_environment
+from sandbox.backends.shell import HOME, shell_environment
 from sandbox.backends.slots import Slot, disk_trouble, is_gone, process_name
 from sandbox.config import SandboxConfig
 from sandbox.types import SandboxUnavailableError
 
 HOST_ROOTFS = "host-rootfs"
 LABEL = "jaxagent.sandbox.owner"
-HOME = "/sandbox/work"
-_SERVER, _CONTROL = "/sandbox-server.py", "/sandbox-control"
+_CONTROL = "/sandbox-control"
 _START_TIMEOUT_S = 60.0
 _ENGINE_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException)
 
@@ -180,7 +180,7 @@ def _options(config: SandboxConfig, owner: tuple[int, int] | None, slot: Slot) -
         del environment["PATH"]  # the image's own
     disk = config.disk_mb << 20
     return {
-        "entrypoint": [python, "-I", "-S", "-B", _SERVER],
+        "entrypoint": shell_server.start_command(python),
         "command": [f"{_CONTROL}/socket", HOME],
         "user": f"{uid}:{gid}",
         "network_mode": "none",
@@ -202,7 +202,7 @@ def _options(config: SandboxConfig, owner: tuple[int, int] | None, slot: Slot) -
         "working_dir": "/",
         "mounts": [
             *(docker.types.Mount(path, path, type="bind", read_only=True) for path in host),
-            docker.types.Mount(_SERVER, str(SERVER_SOURCE), type="bind", read_only=True),
+            docker.types.Mount(shell_server.MOUNT, str(shell_server.SOURCE), type="bind", read_only=True),
             docker.types.Mount(_CONTROL, str(slot.control), type="bind", read_only=True),
             docker.types.Mount("/sandbox", str(slot.box), type="bind"),
         ],

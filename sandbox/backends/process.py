@@ -13,8 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from sandbox.backends import shell_server
 from sandbox.backends.files import Workdir, hand_over, remove_tree
-from sandbox.backends.shell import SERVER_SOURCE, WRITABLE, ShellClient, ShellSandbox, shell_environment
+from sandbox.backends.shell import WRITABLE, ShellClient, ShellSandbox, shell_environment
 from sandbox.config import SandboxConfig
 from sandbox.types import SandboxUnavailableError
 
@@ -72,11 +73,7 @@ def _start_server(config: SandboxConfig, workdir: Path, scratch: Path) -> tuple[
     ours, theirs = socket.socketpair()
     limit = config.disk_mb << 20
     command = [
-        sys.executable,
-        "-I",
-        "-S",
-        "-B",
-        str(SERVER_SOURCE),
+        *shell_server.start_command(sys.executable, shell_server.SOURCE),
         f"fd:{theirs.fileno()}",
         str(workdir),
         str(scratch),
