@@ -31,6 +31,7 @@ from pathlib import Path
 from sandbox import seccomp
 from sandbox.backends import cgroup, shell_server
 from sandbox.backends.cgroup import Cgroup
+from sandbox.backends.ending import wait_or_kill, why_it_ended
 from sandbox.backends.files import Workdir, hand_over
 from sandbox.backends.rootfs import AGENT_UID, accounts, host_paths, top_links
 from sandbox.backends.shell import HOME, WRITABLE, ShellClient, ShellSandbox, shell_environment
@@ -143,17 +144,11 @@ class Bubble:
     def end(self) -> str:
         """Ends all of it and returns why it may have ended by itself, in words for the agent."""
         self.connection.close()
-        try:  # its socket is closed: it kills what it started, then ends
-            self.process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        note = "its main process ended"
+        wait_or_kill(self.process, _STOP_TIMEOUT_S)
+        out_of_memory = self.group is not None and self.group.has_killed()
         if self.group:
-            if self.group.has_killed():
-                note = f"out of memory: the limit is {self.memory_mb} MB, files in /tmp included"
             self.group.remove()
-        return note
+        return why_it_ended(out_of_memory=out_of_memory, memory_mb=self.memory_mb)
 
 
 def _program(config: SandboxConfig) -> str:

@@ -24,6 +24,7 @@ import requests.exceptions
 
 from sandbox import unix_sockets
 from sandbox.backends import shell_server
+from sandbox.backends.ending import why_it_ended
 from sandbox.backends.rootfs import AGENT_UID, host_paths, image_tar
 from sandbox.backends.shell import HOME, shell_environment
 from sandbox.backends.slots import Slot, disk_trouble, is_gone, process_name
@@ -108,19 +109,16 @@ class DockerEngine:
 
     def remove_ended(self, container: Container) -> str:
         """Removes a container whose process 1 has ended; returns why that was, in words for the agent."""
-        note = "its main process ended"
         with _engine_trouble("fails"):
             try:
                 old = self._docker.containers.get(container.id)
                 with contextlib.suppress(requests.exceptions.RequestException):  # it hangs: then it is removed as it is
                     old.wait(timeout=5)
                 old.reload()
-                if old.attrs["State"]["OOMKilled"]:
-                    note = f"out of memory: the limit is {self._config.memory_mb} MB, files in /tmp included"
                 self._remove(container.id)
             except docker.errors.NotFound:
-                note = "its container was removed"
-        return note
+                return "its container was removed"
+        return why_it_ended(out_of_memory=old.attrs["State"]["OOMKilled"], memory_mb=self._config.memory_mb)
 
     def _accept(self, listener: socket.socket, container) -> socket.socket:
         deadline = time.monotonic() + _START_TIMEOUT_S
