@@ -160,25 +160,29 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.docker
-async def test_containers_of_a_killed_driver_end_and_are_reaped(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-c", CHILD, DOCKER.model_dump_json(), str(lay_out(tmp_path / "task"))]
+async def kill_a_driver(config: SandboxConfig, workdir: Path) -> Path:
+    """Kills a driver with an open sandbox, whose processes have to end with it; where its workdir was meanwhile."""
+    arguments = [sys.executable, "-c", CHILD, config.model_dump_json(), str(lay_out(workdir))]
     child = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     assert child.stdout
-    pid, slot_work = json.loads(child.stdout.readline())
+    pid, lent = json.loads(child.stdout.readline())
     child.kill()
     child.communicate()
     for _ in range(100):
         if not Path(f"/proc/{pid}").exists():
-            break
+            return Path(lent)
         await asyncio.sleep(0.1)
-    else:
-        raise AssertionError("the container outlives its driver")
-    assert Path(slot_work).exists()
+    raise AssertionError("the sandbox outlives its driver")
+
+
+@pytest.mark.docker
+async def test_containers_of_a_killed_driver_end_and_are_reaped(tmp_path: Path) -> None:
+    slot_work = await kill_a_driver(DOCKER, tmp_path / "task")
+    assert slot_work.exists()
     close_pools()
     box = await open_sandbox(DOCKER, lay_out(tmp_path / "next"))  # a new pool reaps first
     await box.close()
-    assert not Path(slot_work).exists()
+    assert not slot_work.exists()
 
 
 ORDINARY_USER = """
