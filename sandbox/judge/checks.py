@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from sandbox.judge.arena import MemoryAccessError, read_memory, span_bytes, write_memory
-from sandbox.judge.candidate_side import CandidateSide, RejectedError, check_leaf
+from sandbox.judge.candidate_side import CandidateSide
 from sandbox.judge.compare import compare_structure, compare_tensor
 from sandbox.judge.oracle_side import Answer, Draw, OracleSide
+from sandbox.judge.rejection import RejectedError, check_leaf
 from sandbox.judge.sharing import refuse_shared_calls, refuse_shared_outputs
 from sandbox.judge.values import ITEMSIZE
 from sandbox.judge.worker import numpy_dtype

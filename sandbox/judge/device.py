@@ -24,11 +24,12 @@ from sandbox.baselines import Baseline
 from sandbox.config import JudgeConfig
 from sandbox.judge import sanitize, timing
 from sandbox.judge.arena import MemoryAccessError
-from sandbox.judge.candidate_side import CandidateSide, RejectedError
+from sandbox.judge.candidate_side import CandidateSide
 from sandbox.judge.fits import check_fits
 from sandbox.judge.health import GpuHealth
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.ownwork import refuse_observed
+from sandbox.judge.rejection import RejectedError
 from sandbox.judge.result import judgement, timed_judgement
 from sandbox.judge.run import Run
 from sandbox.judge.spec import DeviceSpec

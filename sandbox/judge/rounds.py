@@ -14,10 +14,11 @@ import numpy as np
 from sandbox.config import JudgeConfig
 from sandbox.judge import timing
 from sandbox.judge.arena import MemoryAccessError
-from sandbox.judge.candidate_side import CandidateSide, RejectedError
+from sandbox.judge.candidate_side import CandidateSide
 from sandbox.judge.checks import Checker
 from sandbox.judge.fresh import make_slots
 from sandbox.judge.oracle_side import OracleSide
+from sandbox.judge.rejection import RejectedError
 from sandbox.judge.shares import WANTED, Shares
 from sandbox.judge.spots import SpotChecks
 from sandbox.types import DeviceError, Outcome

@@ -11,9 +11,10 @@ from pathlib import Path
 from sandbox.config import JudgeConfig
 from sandbox.judge import timing
 from sandbox.judge.arena import Arena
-from sandbox.judge.candidate_side import CandidateSide, RejectedError
+from sandbox.judge.candidate_side import CandidateSide
 from sandbox.judge.checks import Checker, CheckReport
 from sandbox.judge.oracle_side import OracleSide
+from sandbox.judge.rejection import RejectedError
 from sandbox.judge.rounds import Rounds
 from sandbox.judge.shares import Shares
 from sandbox.judge.spots import suspect_arrays

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sandbox.config import JudgeConfig
-from sandbox.judge.candidate_side import RejectedError
+from sandbox.judge.rejection import RejectedError
 from sandbox.judge.rounds import Rounds
 from sandbox.judge.timing import Contender, Series, middle_mean, time_batch
 from sandbox.types import DeviceError, Outcome
