@@ -28,8 +28,8 @@ from sandbox.toolchains.cpp import (
     write_sources,
 )
 from sandbox.toolchains.cuda_toolkit import cuda_identity, cuda_libraries, present_arch, toolkit
+from sandbox.toolchains.interface import Parameter, Prototype
 from sandbox.toolchains.process import Ran, run_limited
-from sandbox.toolchains.prototypes import Parameter, Prototype
 from sandbox.types import SandboxUnavailableError
 
 DEVICE_FLAGS = [
