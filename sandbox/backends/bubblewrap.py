@@ -22,18 +22,18 @@ import select
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox import seccomp
-from sandbox.backends import cgroup, shell_server
+from sandbox.backends import cgroup
+from sandbox.backends.bubblewrap_command import command_line
 from sandbox.backends.cgroup import Cgroup
 from sandbox.backends.ending import wait_or_kill, why_it_ended
 from sandbox.backends.files import Workdir, hand_over
-from sandbox.backends.rootfs import AGENT_UID, accounts, host_paths, top_links
+from sandbox.backends.rootfs import AGENT_UID, accounts
 from sandbox.backends.shell import HOME, WRITABLE, ShellClient, ShellSandbox, shell_environment
 from sandbox.config import SandboxConfig
 from sandbox.types import SandboxUnavailableError
@@ -42,9 +42,6 @@ logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
-# "$@" up to "--" are files that a process enters a control group by
-_ENTER = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 97; shift; done; shift; exec "$@"'
-_RIGHTS_TO_DROP_RIGHTS = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 HOW_TO_ALLOW = (
     "bubblewrap needs namespaces. An ordinary user needs user namespaces: sysctl user.max_user_namespaces above 0, "
     "kernel.unprivileged_userns_clone=1 (Debian), kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu). Inside of a "
@@ -123,7 +120,7 @@ class Bubble:
             fds = stack.enter_context(_files_for(theirs))
             try:
                 process = subprocess.Popen(
-                    _command(config, program, workdir, group, fds),
+                    command_line(config, program, workdir, group, fds),
                     stdin=subprocess.DEVNULL,
                     stdout=says,
                     stderr=says,
@@ -182,68 +179,6 @@ def _files_for(server_end: socket.socket) -> Iterator[dict[str, int]]:
             if name not in ("server",):
                 os.close(fd)
         os.close(read_end)
-
-
-def _command(
-    config: SandboxConfig, program: str, workdir: Path, group: Cgroup | None, fds: dict[str, int]
-) -> list[str]:
-    entrances = [str(path) for path in group.entrances] if group else []
-    disk = config.disk_mb << 20
-    limits = [f"--fsize={disk}", "--core=0", "--nofile=1024"]
-    if group is None:
-        limits += [f"--as={config.memory_mb << 20}", f"--nproc={config.pids}"]
-    return [
-        *("/bin/sh", "-c", _ENTER, "sh", *entrances, "--"),
-        *("prlimit", *limits, "--", program),
-        *_namespaces(),
-        *_mounts(config, workdir, fds),
-        *("--info-fd", str(fds["said"]), "--as-pid-1", "--new-session"),
-        *(("--seccomp", str(fds["seccomp"])) if "seccomp" in fds else ()),
-        "--",
-        *_dropping_rights(),
-        *shell_server.start_command(os.path.realpath(sys.executable)),
-        *(f"fd:{fds['server']}", HOME),
-    ]
-
-
-def _namespaces() -> list[str]:
-    shared = ["--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    if os.getuid() != 0:
-        return ["--unshare-user", *shared]
-    kept = [argument for right in _RIGHTS_TO_DROP_RIGHTS for argument in ("--cap-add", right)]
-    return [*shared, "--cap-drop", "ALL", *kept]
-
-
-def _dropping_rights() -> list[str]:
-    """As root, to become the agent; bwrap itself has dropped an ordinary user's rights."""
-    if os.getuid() != 0:
-        return []
-    who = [f"--reuid={AGENT_UID}", f"--regid={AGENT_UID}", "--clear-groups"]
-    return ["setpriv", *who, "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--no-new-privs", "--"]
-
-
-def _mounts(config: SandboxConfig, workdir: Path, fds: dict[str, int]) -> list[str]:
-    disk, shared = config.disk_mb << 20, min(64, config.disk_mb) << 20
-    arguments = []
-    for name, target in top_links().items():
-        arguments += ["--symlink", target, f"/{name}"]
-    for path in host_paths():
-        for parent in reversed(Path(path).parents[:-1]):  # bwrap would make some of them for the owner alone
-            arguments += ["--perms", "0755", "--dir", str(parent)]
-        arguments += ["--ro-bind", path, path]
-    for name in accounts():
-        arguments += ["--perms", "0644", "--ro-bind-data", str(fds[name]), f"/{name}"]
-    return [
-        *arguments,
-        *("--ro-bind", str(shell_server.SOURCE), shell_server.MOUNT),
-        *("--proc", "/proc"),
-        *("--dev", "/dev"),
-        *("--perms", "1777", "--size", str(shared), "--tmpfs", "/dev/shm"),
-        *("--perms", "1777", "--size", str(disk), "--tmpfs", "/tmp"),
-        *("--perms", "0755", "--dir", str(Path(HOME).parent), "--bind", str(workdir), HOME),
-        *("--remount-ro", "/dev", "--remount-ro", "/"),
-        *("--chdir", "/"),
-    ]
 
 
 def _wait_until_it_runs(process: subprocess.Popen[bytes], connection: socket.socket, info: int, says) -> int:
