@@ -15,8 +15,9 @@ import torch
 
 from sandbox.judge.agreement import TOLERANCE, is_close, matching_double, meets_tolerance, same_bytes, shares_storage
 from sandbox.judge.channel import Channel
+from sandbox.judge.host import settle_allocator
 from sandbox.judge.inputs import Transform, apply_transform, change_block, transforms_for
-from sandbox.judge.placement import Placement, leaf_of, make_placement, settle_allocator
+from sandbox.judge.placement import Placement, leaf_of, make_placement
 from sandbox.judge.reference import Reference, seeded
 from sandbox.judge.serving import ModelServer, answer_until_closed, is_tensor
 from sandbox.judge.values import flatten, pack_tensors, unflatten

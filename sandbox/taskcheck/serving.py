@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from sandbox.judge.channel import Channel
+from sandbox.judge.host import settle_allocator
 from sandbox.judge.inputs import perturb_parameters
-from sandbox.judge.placement import Placement, layout_of, make_placement, settle_allocator
+from sandbox.judge.placement import Placement, layout_of, make_placement
 from sandbox.judge.reference import run_code
 from sandbox.judge.serving import is_tensor
 from sandbox.judge.values import flatten, unflatten
