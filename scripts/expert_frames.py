@@ -26,7 +26,7 @@ from jaxagent.synthesis.frames import CUDA, DIALECTS, Dialect, model_new_source
 from jaxagent.synthesis.kernels import Program, parse_model
 from rollout.parsers import make_parser
 from sandbox.config import CompileConfig, JudgeConfig
-from sandbox.judge.coordinator import LocalJudge
+from sandbox.judge.local import LocalJudge
 from sandbox.types import Candidate, Judgement, Task
 
 

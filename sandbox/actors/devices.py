@@ -10,7 +10,7 @@ import ray
 
 from sandbox.actors.asking import CLOSE_LIMIT_S, ask
 from sandbox.config import JudgeConfig
-from sandbox.judge.coordinator import make_device_judge
+from sandbox.judge.local import make_device_judge
 from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Sanitized, Task
 
 PROFILER_RESOURCE = "profiler"
