@@ -100,8 +100,7 @@ def _warm_up(kind: str, device: str) -> None:
     import torch
 
     import sandbox.bindings
-    import sandbox.judge.gpu
-    import sandbox.judge.host  # noqa: F401
+    import sandbox.judge.gpu  # noqa: F401
     from sandbox.judge.observe import OperatorRecord
 
     torch.set_num_threads(1)
