@@ -16,6 +16,12 @@ import psutil
 from rollout.config import EngineConfig
 
 _START_LOCK = threading.Lock()  # starting changes os.environ for a while
+_EXECUTION: dict[str, dict[str, Any]] = {
+    "eager": {"enforce_eager": True},
+    "graphs": {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}},
+    "compiled": {},
+}
+"""By engine.execution, of vLLM's arguments."""
 
 
 def check_plugin() -> None:
@@ -84,7 +90,7 @@ def engine_arguments(model_dir: Path, config: EngineConfig, *, is_cpu: bool) -> 
         "seed": config.seed,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
-        "enforce_eager": config.enforce_eager,
+        **_EXECUTION[config.execution],
         "logprobs_mode": "processed_logprobs",
         "scheduling_policy": "priority",  # so that a probe after a publish does not queue behind every rollout
         "worker_extension_cls": "rollout.weight_transfer.WorkerExtension",
@@ -114,7 +120,7 @@ def engine_environment(config: EngineConfig) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_WAIT_POLICY": "PASSIVE",
     }
-    if config.enforce_eager:
+    if config.execution != "compiled":
         # Otherwise the first requests compile the rank of the sampled token, which nobody reads.
         variables["TORCHDYNAMO_DISABLE"] = "1"
     chosen = {name: os.environ.get(name, value) for name, value in variables.items()}

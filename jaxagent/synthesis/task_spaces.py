@@ -47,7 +47,7 @@ CPU_SPACE = TaskSpace(
     clear_wins=("tanh", "atan", "mish"),
     has_cuda_ops=False,
     num_train=24,
-    num_heldout=8,
+    num_heldout=12,
     num_heldout_shapes=4,
 )
 GPU_SPACE = TaskSpace(
