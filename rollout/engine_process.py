@@ -1,4 +1,4 @@
-"""How vLLM is started: what has to be so before, its arguments, its environment, and which child processes are its."""
+"""How vLLM is started: what has to hold before, arguments, environment, and which child processes are its own."""
 
 from __future__ import annotations
 
