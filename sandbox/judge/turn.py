@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.still import Stillness
 from sandbox.judge.timing import Series
 from sandbox.judge.worker import Worker
@@ -48,6 +49,11 @@ class TurnReport:
                 f"somebody else is at work on the GPU: torch eager's quartiles lie {eager.spread:.2f} apart. Register "
                 "its processes with the run's quiet lease and leave judge.quiet on, or give the judge a GPU of its own"
             )
+
+
+def probe_of(oracle: OracleSide) -> Probe | None:
+    """On a GPU, a small piece of work in the reference's process."""
+    return (lambda: oracle.ask({"op": "probe"})["ms"]) if oracle.device == "cuda" else None
 
 
 class Turns:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from jaxagent.synthesis.demo import CPU_SPACE, GPU_SPACE, MIN_SIGNAL, SPACES, TaskSpace, faulty_steps, synthetic_tasks
+from jaxagent.synthesis.demo import MIN_SIGNAL, faulty_steps, synthetic_tasks
 from jaxagent.synthesis.frames import CUDA, CUDA_COLS_MULTIPLE, Style, kernel_source, model_new_source
 from jaxagent.synthesis.kernels import OPS, Program, Step, evaluate, model_source, parse_model
+from jaxagent.synthesis.task_spaces import CPU_SPACE, GPU_SPACE, SPACES, TaskSpace
 from sandbox.compile import CompileService
 from sandbox.config import CompileConfig
 from sandbox.types import Candidate
