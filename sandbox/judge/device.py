@@ -7,12 +7,17 @@
 
 Both workers are new for every judgement and dead before its verdict is returned. On CPU a device is a set of cores; a
 GPU has a context in each worker, and what may have been its fault is only a verdict when it happens twice.
+
+Several judgements may be under way (judge.jobs_per_device): they load, check and end side by side, and each has its
+turn at the clock alone (sandbox.judge.gate). What a neighbour may have caused, a lack of memory or of time, counts only
+when it happens without one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import shutil
 import tempfile
 import threading
@@ -28,6 +33,7 @@ from sandbox.judge import sanitize, timing
 from sandbox.judge.arena import MemoryAccessError
 from sandbox.judge.candidate_side import CandidateSide, RejectedError
 from sandbox.judge.fits import check_fits
+from sandbox.judge.gate import Gate
 from sandbox.judge.oracle_side import OracleSide, new_seed
 from sandbox.judge.ownwork import refuse_observed
 from sandbox.judge.pair import time_pair
@@ -48,17 +54,19 @@ _ROOMY_SHARE = 0.75
 
 
 class DeviceJudge:
-    """One device. It does one job at a time; only `warm_compile` may run in another thread beside it."""
+    """One device. As many threads as judge.jobs_per_device may call it at once; `warm_compile` may run beside them."""
 
     def __init__(self, config: JudgeConfig, spec: DeviceSpec, quiet: QuietLease | None = None) -> None:
         self._config = config
         self._spec = spec
-        self._turns = Turns(quiet)
         self._workers = Workers(config, spec)
+        self._jobs, self._work = Gate(), Gate()
+        """Whole jobs, alone where a neighbour is to be ruled out; and their work, alone while a clock runs."""
+        self._turns = Turns(quiet, self._work, self._workers)
+        self._several = config.jobs_per_device > 1 and self._workers.tells_apart
         self._cache_dir = config.baseline_dir.expanduser()
         self._gpu: dict[str, Any] = {}
         """What the first worker of a GPU said about it."""
-        self._has_room = False
         self._free_bytes = 0
         self._parking = threading.Lock()
         self._parked: dict[str, _Compiled] = {}
@@ -75,25 +83,49 @@ class DeviceJudge:
             ValueError: the skill's candidates do not run on this kind of device.
         """
         check_fits(skill, artifact, self._spec, self._gpu)
-        try:
+
+        def once() -> Judgement:
             return self._judge(task, candidate, artifact, skill, timed)
-        except _SuspectError as first:
+
+        try:
+            with self._beside():
+                return once()
+        except _SuspectError as error:
+            first = error.judgement.message
+        except DeviceError as error:
+            if not self._several:
+                raise
+            first = str(error)
+        with self._jobs.alone():
             self._require_healthy()
             try:
-                verdict = self._judge(task, candidate, artifact, skill, timed)
-            except _SuspectError as second:
-                verdict = second.judgement
-            return replace(verdict, details=verdict.details | {"first_try": first.judgement.message})
+                verdict = once()
+            except _SuspectError as error:
+                verdict = error.judgement
+        return replace(verdict, details=verdict.details | {"first_try": first})
+
+    @property
+    def _has_neighbours(self) -> bool:
+        """Other candidates may be under way beside the job that asks."""
+        return self._several and not self._jobs.is_taken
+
+    def _beside(self) -> contextlib.AbstractContextManager[None]:
+        """A job beside others, where candidates have users of their own."""
+        return self._jobs.shared() if self._several else self._jobs.alone()
 
     def _judge(self, task: Task, candidate: Candidate, artifact: Artifact, skill: str, timed: bool) -> Judgement:
         phases: dict[str, float] = {}
         began = time.monotonic()
-        with self._scratch(candidate, artifact) as scratch, self._pair(phases) as pair:
-            oracle = OracleSide(pair.oracle, task, self._spec.kind, has_room=self._has_room)
+        with contextlib.ExitStack() as stack:
+            last = stack.enter_context(contextlib.ExitStack())
+            pair = stack.enter_context(self._pair(phases))  # not as work: workers that start can be stopped at any time
+            last.enter_context(self._work.shared())
+            scratch = stack.enter_context(self._scratch(candidate, artifact, pair.uid))
+            oracle = OracleSide(pair.oracle, task, self._spec.kind, has_room=self._has_room(pair.facts))
             side = CandidateSide(pair.candidate, self._config.timeout_s, self._config.protocol, self._spec.kind)
             if self._config.protocol == "hardened":
                 side.observed = refuse_observed
-            run = Run(self._config, oracle, side, phases)
+            run = Run(self._config, oracle, side, phases, self._work)
             details: dict[str, Any] = {"protocol": self._config.protocol} | self._described_gpu()
             try:
                 run.load(scratch, artifact, load_skill(skill).extension_module)
@@ -105,7 +137,8 @@ class DeviceJudge:
                 baseline, candidate_series, eager_series = self._time(task, run, pair, oracle, details)
             except RejectedError as rejection:
                 verdict = judgement(rejection.outcome, REJECTED, rejection.message, details, phases, began)
-                if rejection.device_trouble:
+                late = rejection.outcome is Outcome.TIMEOUT and self._has_neighbours
+                if rejection.device_trouble or late:
                     raise _SuspectError(verdict) from rejection
                 return verdict
             except MemoryAccessError as error:
@@ -120,11 +153,9 @@ class DeviceJudge:
     ) -> tuple[Baseline, timing.Series, timing.Series]:
         """The task's baseline, and the times of candidate and eager, with all that times have to pass."""
         with run.phase("baseline_s"):
-            baseline = self.baseline_of(task)
-        with run.phase("settle_s"):
-            self._workers.settle()
+            baseline = self._baseline_within(task, pair)
         run.get_ready()
-        with self._turns.take(pair.oracle, pair.candidate, probe=self._probe(oracle)) as turn:
+        with self._work.left(), self._turns.take(pair.oracle, pair.candidate, probe=self._probe(oracle)) as turn:
             candidate, eager = run.time()
         details["turn"] = turn.to_json()
         turn.require_calm(eager)
@@ -138,7 +169,7 @@ class DeviceJudge:
             if self._config.protocol == "hardened":
                 details["floor"] = run.check_floor(candidate)
         with run.phase("baseline_s"):
-            return self._revised(task, baseline, eager, details), candidate, eager
+            return self._revised(task, pair, baseline, eager, details), candidate, eager
 
     @contextlib.contextmanager
     def _pair(self, phases: dict[str, float]) -> Iterator[Pair]:
@@ -148,7 +179,7 @@ class DeviceJudge:
         try:
             with self._workers.pair() as pair:
                 phases["start_s"] = time.monotonic() - began
-                self._seen(pair.facts)
+                self._free_bytes = pair.facts.get("free_bytes", 0)
                 try:
                     yield pair
                 finally:
@@ -160,7 +191,7 @@ class DeviceJudge:
         """Raises DeviceError where a new worker cannot compute on the device, or where its memory stays taken."""
         if self._spec.kind == "cpu":
             return
-        self._workers.drop_spare()
+        self._workers.drop_spares()
         needed, deadline = _HEALTHY_FREE_SHARE * self._free_bytes, time.monotonic() + _MEMORY_RETURNS_S
         while True:
             with self._workers.oracle() as (_, facts):
@@ -172,16 +203,33 @@ class DeviceJudge:
             time.sleep(0.5)  # a killed process's memory comes back after its end
 
     def baseline(self, task: Task) -> tuple[float, float]:
-        """(eager_ms, compile_ms) of a task, from the cache or measured now."""
-        baseline = self.baseline_of(task)
+        """(eager_ms, compile_ms) of a task, from the cache or measured now. Raises DeviceError, TaskError."""
+        try:
+            with self._beside():
+                baseline = self.baseline_of(task)
+        except DeviceError:
+            if not self._several:
+                raise
+            with self._jobs.alone():
+                baseline = self.baseline_of(task)
         return baseline.eager_ms, baseline.compile_ms
 
     def baseline_of(self, task: Task, *, fresh: bool = False) -> Baseline:
+        """Not within the gate of work."""
         baseline = self._store.get_or_measure(task, lambda: self._measure_baseline(task), fresh=fresh)
         with self._parking:
             parked = self._parked.pop(task.code, None)
         if parked is not None:  # another process has timed it
-            parked.stack.close()
+            with self._ended_as_work(parked.stack):
+                pass
+        return baseline
+
+    def _baseline_within(self, task: Task, pair: Pair, *, fresh: bool = False) -> Baseline:
+        """A task's baseline in the midst of a judgement, which stands still until it is there."""
+        pair.candidate.stop()
+        with self._work.left():
+            baseline = self.baseline_of(task, fresh=fresh)
+        pair.candidate.resume()
         return baseline
 
     def warm_compile(self, task: Task) -> float:
@@ -203,8 +251,7 @@ class DeviceJudge:
         began = time.monotonic()
         worker, facts = stack.enter_context(self._workers.oracle(compiling=True))
         stack.enter_context(self._turns.citizen(worker))
-        self._seen(facts)
-        oracle = OracleSide(worker, task, self._spec.kind, has_room=self._has_room)
+        oracle = OracleSide(worker, task, self._spec.kind, has_room=self._has_room(facts))
         oracle.build(perturb=False)
         oracle.ask({"op": "compile", "seed": new_seed()})
         return _Compiled(oracle, stack, time.monotonic() - began)
@@ -214,10 +261,8 @@ class DeviceJudge:
         check_fits(skill, artifact, self._spec, self._gpu)
         if self._spec.kind != "cuda":
             return Sanitized(clean=False, text="compute-sanitizer looks at CUDA kernels; this judge has no GPU")
-        with self._scratch(candidate, artifact) as scratch:
-            return sanitize.run(
-                task, artifact, scratch, load_skill(skill).extension_module, self._spec, self._workers.uid
-            )
+        with self._jobs.alone(), self._workers.user() as uid, self._scratch(candidate, artifact, uid) as scratch:
+            return sanitize.run(task, artifact, scratch, load_skill(skill).extension_module, self._spec, uid)
 
     def wait_ready(self) -> None:
         """Raises DeviceError where the device cannot be used."""
@@ -234,10 +279,10 @@ class DeviceJudge:
     def _described_gpu(self) -> dict[str, Any]:
         return {"gpu": self._gpu["name"]} if self._gpu else {}
 
-    def _seen(self, facts: dict[str, Any]) -> None:
-        """Notes how much memory the device had when new workers came to it."""
-        self._free_bytes = facts.get("free_bytes", 0)
-        self._has_room = bool(self._gpu) and self._free_bytes >= _ROOMY_SHARE * self._gpu["free_bytes"]
+    def _has_room(self, facts: dict[str, Any]) -> bool:
+        """The memory of a GPU was free when new workers came to it, and no neighbour takes it."""
+        roomy = bool(self._gpu) and facts["free_bytes"] >= _ROOMY_SHARE * self._gpu["free_bytes"]
+        return roomy and not self._has_neighbours
 
     def _probe(self, oracle: OracleSide) -> Probe | None:
         """On a GPU, a small piece of work in the reference's process."""
@@ -255,7 +300,7 @@ class DeviceJudge:
         began = time.monotonic()
         with self._parking:
             parked = self._parked.pop(task.code, None)
-        with parked.stack if parked is not None else contextlib.ExitStack() as stack:
+        with self._ended_as_work(parked.stack if parked is not None else contextlib.ExitStack()) as stack:
             compiled = parked or self._compiled(task, stack)
             with self._turns.take(compiled.oracle.worker, probe=self._probe(compiled.oracle)) as turn:
                 eager, fast = time_pair(compiled.oracle)
@@ -269,20 +314,33 @@ class DeviceJudge:
             seconds=time.monotonic() - began,
         )
 
-    def _revised(self, task: Task, baseline: Baseline, eager: timing.Series, details: dict[str, Any]) -> Baseline:
+    @contextlib.contextmanager
+    def _ended_as_work(self, stack: contextlib.ExitStack) -> Iterator[contextlib.ExitStack]:
+        """Its processes end while no clock runs. Not within the gate of work."""
+        try:
+            yield stack
+        finally:
+            with self._work.shared():
+                stack.close()
+
+    def _revised(
+        self, task: Task, pair: Pair, baseline: Baseline, eager: timing.Series, details: dict[str, Any]
+    ) -> Baseline:
         """Times the baseline again where eager has moved too far since: one of the two was taken in a storm."""
         drift = eager.median_ms / baseline.eager_ms
         if 1 / _DRIFT_LIMIT < drift < _DRIFT_LIMIT:
             return baseline
         details["baseline_retimed"] = {"drift": drift, "eager_ms": baseline.eager_ms, "compile_ms": baseline.compile_ms}
-        return self.baseline_of(task, fresh=True)
+        return self._baseline_within(task, pair, fresh=True)
 
     @contextlib.contextmanager
-    def _scratch(self, candidate: Candidate, artifact: Artifact) -> Iterator[Path]:
-        """A folder the candidate can read and not write, with what it needs; gone afterwards."""
+    def _scratch(self, candidate: Candidate, artifact: Artifact, uid: int | None) -> Iterator[Path]:
+        """A folder that the candidate, user `uid`, can read and not write, and no other candidate; gone afterwards."""
         scratch = Path(tempfile.mkdtemp(prefix="candidate-"))
         try:
-            scratch.chmod(0o755)
+            if uid is not None:
+                os.chown(scratch, -1, uid)
+                scratch.chmod(0o750)
             (scratch / "model_new.py").write_text(candidate.files.get("model_new.py", ""))
             if artifact.shared_object:
                 (scratch / "extension.so").write_bytes(artifact.shared_object)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from sandbox.judge.cuda_runtime import CudaRuntime
@@ -134,18 +135,19 @@ class CudaPlacement:
         flats = zip(leaves, self._slots[slot], strict=True)
         return [flat.clone().as_strided(leaf["shape"], leaf["stride"]) for leaf, flat in flats]
 
-    def elements(self, tensor: torch.Tensor, places: list[int]) -> bytes:
-        if not places:
+    def elements(self, tensors: list[torch.Tensor], places: list[list[int]]) -> bytes:
+        """One copy to the GPU, one back: as many as there are tensors take longer than what is timed."""
+        for tensor, wanted in zip(tensors, places, strict=True):
+            if wanted and (not self.address_of(tensor) or tensor.numel() <= max(wanted)):
+                text = f"a timed call returned {tuple(tensor.shape)} on {tensor.device}, not what it did before"
+                raise ValueError(text)
+        offsets = [_offsets(tensor, wanted) for tensor, wanted in zip(tensors, places, strict=True)]
+        if not sum(map(len, offsets)):
             return b""
-        if not self.address_of(tensor) or tensor.numel() <= max(places):
-            raise ValueError(f"a timed call returned {tuple(tensor.shape)} on {tensor.device}, not what it did before")
-        rest = torch.tensor(places)
-        offsets = torch.zeros_like(rest)
-        for size, step in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-            offsets += rest % size * step
-            rest //= size
-        found = _flat(tensor.detach())[offsets.cuda()].cpu()
-        return bytes(found.view(torch.uint8).numpy())
+        there = torch.from_numpy(np.concatenate(offsets)).cuda().split([len(each) for each in offsets])
+        pairs = [(tensor, where) for tensor, where in zip(tensors, there, strict=True) if len(where)]
+        found = [_flat(tensor.detach())[where].view(torch.uint8) for tensor, where in pairs]
+        return torch.cat(found).cpu().numpy().tobytes()
 
     def copy_back(self, slot: int, host: list[torch.Tensor]) -> None:
         """What a slot's inputs hold now, into the arena: the supervisor looks whether a call has changed them."""
@@ -259,6 +261,16 @@ class CudaPlacement:
         calls: list[list[Any]] = [[source] for _ in range(16)]
         times = self.run(target.copy_, calls, [])["device_ms"]
         return 2 * half / min(times)
+
+
+def _offsets(tensor: torch.Tensor, places: list[int]) -> np.ndarray:
+    """Elements from the first of a tensor to those at places, counted as in a contiguous one."""
+    rest = np.array(places, np.int64)
+    offsets = np.zeros_like(rest)
+    for size, step in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        offsets += rest % size * step
+        rest //= size
+    return offsets
 
 
 def _span(tensor: torch.Tensor) -> int:

@@ -73,8 +73,8 @@ class Placement(Protocol):
         """A kept copy of what was mixed for a slot."""
         ...
 
-    def elements(self, tensor: torch.Tensor, places: list[int]) -> bytes:
-        """Elements of an output, counted as in a contiguous tensor. Raises ValueError where there are fewer."""
+    def elements(self, tensors: list[torch.Tensor], places: list[list[int]]) -> bytes:
+        """Elements of each output, counted as in a contiguous tensor. Raises ValueError where there are fewer."""
         ...
 
     def input_ranges(self) -> list[list[int]]:
@@ -167,7 +167,7 @@ class HostPlacement:
     def contents(self, slot: int, leaves: list[dict[str, Any]]) -> list[torch.Tensor]:
         raise _no_gpu()
 
-    def elements(self, tensor: torch.Tensor, places: list[int]) -> bytes:
+    def elements(self, tensors: list[torch.Tensor], places: list[list[int]]) -> bytes:
         raise _no_gpu()
 
     def input_ranges(self) -> list[list[int]]:

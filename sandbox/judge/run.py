@@ -1,4 +1,7 @@
-"""One judgement's phases: load, check, time, and verify what was timed."""
+"""One judgement's phases: load, check, time, and verify what was timed.
+
+Between the pieces of all but `time` it gives way to other jobs on the device that wait for their turn at the clock.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from sandbox.judge import timing
 from sandbox.judge.arena import Arena
 from sandbox.judge.candidate_side import CandidateSide, RejectedError
 from sandbox.judge.checks import Checker, CheckReport
+from sandbox.judge.gate import Gate
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.rounds import Rounds
 from sandbox.judge.shares import Shares
@@ -28,13 +32,15 @@ class Run:
     """The phases of one judgement; their seconds go into `phases`."""
 
     def __init__(
-        self, config: JudgeConfig, oracle: OracleSide, candidate: CandidateSide, phases: dict[str, float]
+        self, config: JudgeConfig, oracle: OracleSide, candidate: CandidateSide, phases: dict[str, float], gate: Gate
     ) -> None:
+        """`gate`: of the device; whoever calls is within it, but for `time`."""
         self._config = config
         self._oracle = oracle
         self._candidate = candidate
         self._phases = phases
-        self._checker = Checker(oracle, candidate, num_checks=config.num_checks)
+        self._gate = gate
+        self._checker = Checker(oracle, candidate, num_checks=config.num_checks, give_way=self.give_way)
         self.shares: Shares | None = None
         """On a CPU, whose code ran while calls were made."""
         self._rounds: Rounds | None = None
@@ -47,6 +53,16 @@ class Run:
         finally:
             self._phases[name] = self._phases.get(name, 0.0) + time.monotonic() - began
 
+    def give_way(self) -> None:
+        """Lets a job go first that waits for the clock. Nothing of this one runs meanwhile, its limits neither; what
+        it took is the phase `way_s`."""
+        if self._gate.is_wanted:
+            with self.phase("way_s"):
+                self._candidate.worker.stop()
+                with self._gate.left():
+                    pass
+                self._candidate.worker.resume()
+
     def load(self, scratch: Path, artifact: Artifact, extension_module: str) -> None:
         """Builds the reference while the candidate loads, then ModelNew with the reference's weights."""
         candidate, oracle = self._candidate, self._oracle
@@ -54,6 +70,7 @@ class Run:
             self.shares = Shares(str(scratch / "extension.so"))
         with self.phase("load_s"):
             oracle.build(perturb=self._config.protocol == "hardened")
+            self.give_way()
             candidate.ask(
                 {
                     "op": "load",
@@ -65,6 +82,7 @@ class Run:
                 },
                 "loading model_new.py",
             )
+            self.give_way()
             self._share_arena()
             leaves = self._checker.write_weights(perturb=self._config.protocol == "hardened")
             construct = {

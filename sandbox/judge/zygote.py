@@ -23,7 +23,7 @@ from typing import Any, Literal
 Kind = Literal["judge", "compile", "probe"]
 _START_TIMEOUT_S = 180.0
 _FORK_TIMEOUT_S = 20.0
-_REAP_TIMEOUT_S = 30.0
+_REAP_TIMEOUT_S, _REAP_PAUSE_S = 30.0, 0.001
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -85,9 +85,20 @@ class Zygote:
         return reply["pid"], ours
 
     def reap(self, pid: int) -> int:
-        """Waits for the end of a worker that was killed or hung up; its exit status as of os.waitpid."""
-        with self._lock:
-            return self._ask({"op": "reap", "pid": pid}, _REAP_TIMEOUT_S)["status"]
+        """Waits for the end of a worker that was killed or hung up; its exit status as of os.waitpid.
+
+        Others can be forked meanwhile: the end of a CUDA context takes a while. Raises DeviceError.
+        """
+        from sandbox.types import DeviceError
+
+        deadline = time.monotonic() + _REAP_TIMEOUT_S
+        while time.monotonic() < deadline:
+            with self._lock:
+                status = self._ask({"op": "reap", "pid": pid}, _FORK_TIMEOUT_S)["status"]
+            if status is not None:
+                return status
+            time.sleep(_REAP_PAUSE_S)
+        raise DeviceError(f"process {pid} does not end although it was killed")
 
     def close(self) -> None:
         self._channel.close()
@@ -203,14 +214,10 @@ def _child(serve: Any, device: str, bounds: dict[str, Any], fds: list[int]) -> N
         os._exit(status)
 
 
-def _reap(pid: int) -> int:
-    deadline = time.monotonic() + _REAP_TIMEOUT_S - 5
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done == pid:
-            return status
-        time.sleep(0.0005)
-    raise TimeoutError(f"process {pid} does not end although it was killed")
+def _reap(pid: int) -> int | None:
+    """The status of a child that has ended, None where it has not yet."""
+    done, status = os.waitpid(pid, os.WNOHANG)
+    return status if done == pid else None
 
 
 def _warm_up(kind: Kind, device: str) -> None:
