@@ -48,6 +48,8 @@ from sandbox.skill import load_skill
 from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Outcome, Sanitized, Task
 
 _DRIFT_LIMIT = 2.0
+_GPU_CLOCK = "clock 2"
+"""Another one wherever sandbox.judge.gpu takes other times of the same code: stored baselines are then taken anew."""
 _MEMORY_RETURNS_S, _HEALTHY_FREE_SHARE, _ENOUGH_BYTES = 30.0, 0.9, 8 << 30
 _ROOMY_SHARE = 0.75
 """Of the memory that was free at first: two workers' contexts take a part, another program would take more."""
@@ -273,7 +275,7 @@ class DeviceJudge:
 
     @functools.cached_property
     def _store(self) -> BaselineStore:
-        gpu = f"{self._gpu['name']}; CUDA {self._gpu['cuda']}" if self._gpu else ""
+        gpu = f"{self._gpu['name']}; CUDA {self._gpu['cuda']}; {_GPU_CLOCK}" if self._gpu else ""
         return BaselineStore(self._cache_dir, threads=len(self._spec.cores), gpu=gpu)
 
     def _described_gpu(self) -> dict[str, Any]:

@@ -20,8 +20,6 @@ def time_pair(oracle: OracleSide) -> tuple[timing.Series, timing.Series]:
     eager, compiled = (timing.oracle_contender(oracle, name) for name in ("eager", "compile"))
     slots = make_slots(oracle, None, rounds=_BASELINE_ROUNDS)
     slots.fill_all()
-    for contender in (eager, compiled):
-        timing.measure_overhead(contender)
     if oracle.device == "cuda":
         timing.first_calls([compiled, eager], slots.every)
     timing.warm_up([compiled, eager], slots.every, warmup_ms=_BASELINE_WARMUP_MS)

@@ -65,6 +65,9 @@ class Rounds:
     def get_ready(self) -> None:
         """What can be done while others still use the device. Raises RejectedError, DeviceError."""
         self._slots.fill_all()
+
+    def make_first_calls(self) -> None:
+        """As `get_ready`, and after it."""
         if self._oracle.device == "cuda":
             timing.first_calls([self._timed, self._eager], self._every)
 
@@ -73,8 +76,6 @@ class Rounds:
         eager, candidate = self._eager, self._timed
         if not self._mutates and self._checker.leaves:
             self.spots = SpotChecks(self._oracle, self._candidate)
-        for contender in (candidate, eager):
-            timing.measure_overhead(contender)
         timing.warm_up([candidate, eager], self._every, warmup_ms=self._config.warmup_ms)
         rounds = timing.plan_rounds(self._config.timed_rounds, 3 * timing.TARGET_BATCH_S)
         first = min(rounds, _FIRST_LOT) if self._oracle.device == "cuda" else rounds

@@ -118,6 +118,8 @@ class Run:
             self._oracle.ask({"op": "settle"})
             self._rounds = Rounds(self._config, self._oracle, self._candidate, self._checker, self.shares)
             self._rounds.get_ready()
+            self.give_way()
+            self._rounds.make_first_calls()
 
     def time(self) -> tuple[timing.Series, timing.Series]:
         """Interleaved rounds of candidate and eager."""

@@ -32,7 +32,7 @@ _MAX_TIMING_S = 8.0
 _NUM_EMPTY = 7
 _NUM_EMPTY_GPU = 3
 _NUM_BLANKS = 4
-_FIRST_BATCHES, _GPU_WARMUP_BATCHES = 3, 2
+_FIRST_BATCHES = 3
 """Of calls. Beyond them, batches of nothing keep a GPU's clock frequency up: inputs take longer to copy than to use."""
 _NARROW = 0.01
 """Half of what a settled ratio's interval may be wide, as a part of the ratio."""
@@ -139,6 +139,7 @@ def measure_overhead(contender: Contender) -> None:
 def first_calls(contenders: list[Contender], slots: list[int]) -> None:
     """On a GPU: what only first calls take, such as loading kernels; others may use the device meanwhile."""
     for contender in contenders:
+        measure_overhead(contender)
         for _ in range(_FIRST_BATCHES):
             _untimed_batch(contender, slots)
 
@@ -153,8 +154,7 @@ def warm_up(contenders: list[Contender], slots: list[int], *, warmup_ms: float) 
             _warm_up_on_cpu(contender, slots, warmup_ms / 1000)
             continue
         began = time.monotonic()
-        for _ in range(_GPU_WARMUP_BATCHES):
-            _untimed_batch(contender, slots)
+        _untimed_batch(contender, slots)
         while not index and time.monotonic() - began < warmup_ms / 1000:
             time_blank(contender)
         contender.blank_s.clear()
@@ -163,6 +163,7 @@ def warm_up(contenders: list[Contender], slots: list[int], *, warmup_ms: float) 
 
 
 def _warm_up_on_cpu(contender: Contender, slots: list[int], goal_s: float) -> None:
+    measure_overhead(contender)
     spent, runs = 0.0, 0
     while spent < goal_s or runs < 2:
         spent, runs = spent + _untimed_batch(contender, slots), runs + 1

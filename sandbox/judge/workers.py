@@ -169,6 +169,7 @@ class Workers:
 
     def _fork(self, stack: contextlib.ExitStack, zygote: Zygote, role: str, bounds: Bounds) -> Worker:
         """A bystander, dead when the stack is closed."""
+        zygote.wait_ready()  # seconds, the first time
         with self._forking:
             worker = stack.enter_context(Worker(zygote, role, bounds))
             self._bystanders.add(worker)
