@@ -50,6 +50,8 @@ from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Outcome, 
 _DRIFT_LIMIT = 2.0
 _GPU_CLOCK = "clock 2"
 """Another one wherever sandbox.judge.gpu takes other times of the same code: stored baselines are then taken anew."""
+_COMPILE_TIMEOUT_S = 600.0
+"""Most of it the process may have stood still, since others were timed."""
 _MEMORY_RETURNS_S, _HEALTHY_FREE_SHARE, _ENOUGH_BYTES = 30.0, 0.9, 8 << 30
 _ROOMY_SHARE = 0.75
 """Of the memory that was free at first: two workers' contexts take a part, another program would take more."""
@@ -255,7 +257,7 @@ class DeviceJudge:
         stack.enter_context(self._turns.citizen(worker))
         oracle = OracleSide(worker, task, self._spec.kind, has_room=self._has_room(facts))
         oracle.build(perturb=False)
-        oracle.ask({"op": "compile", "seed": new_seed()})
+        oracle.ask({"op": "compile", "seed": new_seed()}, limit_s=_COMPILE_TIMEOUT_S)
         return _Compiled(oracle, stack, time.monotonic() - began)
 
     def sanitize(self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str) -> Sanitized:
