@@ -113,19 +113,25 @@ class Run:
             return self._checker.run()
 
     def get_ready(self) -> None:
-        """What the timed rounds need and others need not stand still for."""
+        """What the timed rounds need and others need not stand still for; the candidate is stopped afterwards, since
+        another may be timed before it."""
         with self.phase("ready_s"):
             self._oracle.ask({"op": "settle"})
             self._rounds = Rounds(self._config, self._oracle, self._candidate, self._checker, self.shares)
             self._rounds.get_ready()
             self.give_way()
             self._rounds.make_first_calls()
+            self._candidate.worker.stop()
 
     def time(self) -> tuple[timing.Series, timing.Series]:
-        """Interleaved rounds of candidate and eager."""
+        """Interleaved rounds of candidate and eager; the candidate is stopped afterwards, or dead where that failed."""
         assert self._rounds is not None
         with self.phase("time_s"):
-            return self._rounds.run()
+            try:
+                return self._rounds.run()
+            except BaseException:
+                self._candidate.worker.kill()  # it may still be at work, and the next turn begins as this one ends
+                raise
 
     @property
     def outside_ms(self) -> dict[str, dict[str, float]]:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import judge_cases as cases
@@ -87,10 +88,20 @@ def awake_candidates(pairs: list[Pair]) -> list[int]:
     return awake
 
 
-def test_both_are_judged_and_only_one_is_awake_while_a_clock_runs(device, submit, monkeypatch):
+@dataclass
+class Seen:
+    """Of turns at the clock, looked at from outside while they go on."""
+
+    turns: list[tuple[float, float]] = field(default_factory=list)
+    """From and to."""
+    awake: list[list[int]] = field(default_factory=list)
+    """Candidates that were not stopped, although another was timed; [] where all is well."""
+
+
+@pytest.fixture
+def seen(device, monkeypatch) -> Seen:
     pairs: list[Pair] = []
-    seen: list[tuple[float, float]] = []
-    wrong: list[list[int]] = []
+    seen = Seen()
     start_pair, take = Workers._start_pair, device._turns.take
 
     def kept(self: Workers) -> Pair:
@@ -98,8 +109,6 @@ def test_both_are_judged_and_only_one_is_awake_while_a_clock_runs(device, submit
         return pairs[-1]
 
     class Watched:
-        """A turn, looked at from outside while it goes on."""
-
         def __init__(self, *timed, probe):
             self._timed, self._turn, self._over = timed, take(*timed, probe=probe), threading.Event()
 
@@ -108,7 +117,7 @@ def test_both_are_judged_and_only_one_is_awake_while_a_clock_runs(device, submit
             while not self._over.wait(0.002):
                 others = [pair for pair in list(pairs) if pair.candidate.pid not in mine]
                 if awake := awake_candidates(others):
-                    wrong.append(awake)
+                    seen.awake.append(awake)
 
         def __enter__(self):
             self._report = self._turn.__enter__()
@@ -120,22 +129,43 @@ def test_both_are_judged_and_only_one_is_awake_while_a_clock_runs(device, submit
         def __exit__(self, *error):
             self._over.set()
             self._looking.join()
-            seen.append((self._began, time.monotonic()))
+            seen.turns.append((self._began, time.monotonic()))
             return self._turn.__exit__(*error)
 
     device.baseline(cases.CHAIN_TASK)
     monkeypatch.setattr(Workers, "_start_pair", kept)
     monkeypatch.setattr(device._turns, "take", Watched)
+    return seen
+
+
+def test_both_are_judged_and_only_one_is_awake_while_a_clock_runs(submit, seen):
     began = time.monotonic()
     judgements = [each.result() for each in [submit(chain(), timed=True) for _ in range(4)]]
     elapsed = time.monotonic() - began
     assert all(each.accepted for each in judgements), [each.message for each in judgements]
     assert not any("first_try" in each.details for each in judgements)
-    assert len(seen) >= 4  # a baseline that no longer fits is timed again
-    assert all(before[1] <= after[0] for before, after in zip(seen, seen[1:], strict=False))
-    assert not wrong
+    assert len(seen.turns) >= 4  # a baseline that no longer fits is timed again
+    assert all(before[1] <= after[0] for before, after in zip(seen.turns, seen.turns[1:], strict=False))
+    assert not seen.awake
     assert sum(each.details["phases"]["total_s"] for each in judgements) > 1.2 * elapsed  # they were side by side
     assert any(each.details["phases"].get("way_s", 0.0) or each.details["turn"]["waited_s"] for each in judgements)
+
+
+HANGS_WHEN_TIMED = """
+self.calls += 1
+while self.calls > 30:
+    pass
+"""
+
+
+def test_one_that_hangs_while_it_is_timed_is_gone_before_the_next_is(submit, seen):
+    forward = HANGS_WHEN_TIMED + cases.HONEST_FORWARD
+    model = cases.chain_model(forward, init="self.calls = 0")
+    hanging = submit(cases.candidate(model, chain=cases.CHAIN_KERNEL), timed=True)
+    honest = [submit(chain(), timed=True) for _ in range(2)]
+    assert all(each.result().accepted for each in honest), [each.result().message for each in honest]
+    judgement = hanging.result()
+    assert judgement.outcome is Outcome.TIMEOUT and "timed" in judgement.message and not seen.awake
 
 
 def test_limits_of_time_stand_still_while_a_neighbour_is_timed(device, submit):
