@@ -27,6 +27,7 @@ from rollout.router import EngineRouter
 from rollout.scripted_engine import ScriptedEngine
 from rollout.types import Completion, EngineError, Policy, RolloutError, SamplingParams, Trajectory
 from rollout.worker import RolloutWorker
+from sandbox.actors.asking import cause, summary
 from sandbox.backends import warm_up
 from sandbox.config import SandboxConfig
 from sandbox.occupancy import Occupancy
@@ -192,9 +193,9 @@ async def call(method: Any, *args: Any, died: type[RolloutError] = RolloutError,
         raise
     except ray.exceptions.RayTaskError as error:
         # Ray wraps the exception in a class of its own; records and handlers downstream want the plain one.
-        raise (error.cause if isinstance(error.cause, Exception) else error) from None
+        raise cause(error) from None
     except ray.exceptions.RayError as error:  # the actor died, its node is gone, or it was cancelled from elsewhere
-        raise died(f"a remote call was lost: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+        raise died(f"a remote call was lost: {summary(error)}") from error
 
 
 def engine_policy(tokenizer_dir: Path | str, engines: Sequence[Any], *, offset: int = 0) -> TokenPolicy:

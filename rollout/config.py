@@ -67,7 +67,9 @@ class EngineConfig(Config):
     max_model_len: int = Field(default=2048, gt=0)
     max_num_seqs: int = Field(default=32, gt=0)
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = "float32"
-    enforce_eager: bool = True
+    execution: Literal["eager", "graphs", "compiled"] = "eager"
+    """How a step of the model runs. On a GPU `graphs` replays CUDA graphs of decoding steps and compiles
+    nothing, so the engine is ready sooner; `compiled` has vLLM compile the model too, for engines that stay up."""
     kv_cache_gib: float = Field(default=1.0, gt=0)
     """CPU: size of the KV cache. GPU: see gpu_memory_utilization."""
     gpu_memory_utilization: float = Field(default=0.4, gt=0, le=1)

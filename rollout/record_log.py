@@ -1,12 +1,9 @@
 """An append-only log of checksummed records in numbered segment files: one writer, any number of readers.
 
-    segment = b"jaxagent log 1\\n\\0" record record …
-    record  = header key payload
-    header  = magic, kind, key length, payload length, crc32 of the payload, crc32 of the header so far and the key
-
-A record is written whole or not at all: a torn one at the very end (the writer was killed) is cut off by the next
-writer and ignored by readers. Anything else that does not check is corruption and raises. Only the last segment is
-checked in full when a log is opened; payloads of earlier ones are checked when they are read, or by `verify`.
+A record (record_format.py) is written whole or not at all: a torn one at the very end (the writer was killed) is cut
+off by the next writer and ignored by readers. Anything else that does not check is corruption and raises. Only the last
+segment is checked in full when a log is opened; payloads of earlier ones are checked when they are read, or by
+`verify`.
 """
 
 from __future__ import annotations
@@ -16,16 +13,12 @@ import fcntl
 import logging
 import mmap
 import os
-import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-_SEGMENT_HEADER = b"jaxagent log 1\n\0"
-_RECORD_MAGIC = b"\xa7rec"
-_HEADER = struct.Struct("<4sBxHIII")
-_HEAD_CRC_OFFSET = _HEADER.size - 4
+from rollout.record_format import SEGMENT_HEADER, Entry, encode, parse, record_follows
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 logger = logging.getLogger(__name__)
@@ -37,26 +30,6 @@ class StoreError(OSError):
 
 class CorruptStoreError(StoreError):
     """Bytes in the log are not those that were written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Where one record lies."""
-
-    kind: int
-    key: bytes
-    segment: int
-    offset: int
-    payload_bytes: int
-    crc32: int
-
-    @property
-    def payload_offset(self) -> int:
-        return self.offset + _HEADER.size + len(self.key)
-
-    @property
-    def end(self) -> int:
-        return self.payload_offset + self.payload_bytes
 
 
 class RecordLog:
@@ -95,7 +68,7 @@ class RecordLog:
             raise StoreError(errno.EBADF, f"{self.folder}: the log is closed, broken, or open for reading only")
         if self._offset >= self._segment_bytes:
             self._next_segment()
-        record = _encode(kind, key, payload)
+        record = encode(kind, key, payload)
         entry = Entry(kind, key, self._segment, self._offset, len(payload), zlib.crc32(payload))
         try:
             _write_all(self._fd, record)
@@ -132,8 +105,8 @@ class RecordLog:
         self._fd, self._lock_fd = -1, -1
 
     def _scan_segment(self, segment: int, *, is_last: bool) -> Iterator[Entry]:
-        if self._offset == 0 and self._path(segment).stat().st_size >= len(_SEGMENT_HEADER):
-            self._offset = len(_SEGMENT_HEADER)
+        if self._offset == 0 and self._path(segment).stat().st_size >= len(SEGMENT_HEADER):
+            self._offset = len(SEGMENT_HEADER)
         for entry in self._records(segment, self._offset, is_last=is_last, check_payloads=is_last):
             self._offset = entry.end
             yield entry
@@ -142,18 +115,18 @@ class RecordLog:
         """The records of one segment from `start`; ends at a torn tail if it is the last segment, else raises."""
         path = self._path(segment)
         size = path.stat().st_size
-        if size < len(_SEGMENT_HEADER):
+        if size < len(SEGMENT_HEADER):
             if is_last:
                 return  # its writer ended while it began the segment
             raise self._corrupt(segment, size, "it is cut off before its first record, and later segments are there")
         with open(path, "rb") as stream, mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as view:
-            if view[: len(_SEGMENT_HEADER)] != _SEGMENT_HEADER:
+            if view[: len(SEGMENT_HEADER)] != SEGMENT_HEADER:
                 raise self._corrupt(segment, 0, "it does not begin like a log of this version")
-            offset = max(start, len(_SEGMENT_HEADER))
+            offset = max(start, len(SEGMENT_HEADER))
             while offset < size:
-                entry = _parse(view, segment, offset, check_payload=check_payloads)
+                entry = parse(view, segment, offset, check_payload=check_payloads)
                 if entry is None:
-                    if not is_last or _record_follows(view, segment, offset):
+                    if not is_last or record_follows(view, segment, offset):
                         raise self._corrupt(
                             segment,
                             offset,
@@ -173,13 +146,13 @@ class RecordLog:
             os.ftruncate(self._fd, self._offset)
         if self._offset == 0:
             try:
-                _write_all(self._fd, _SEGMENT_HEADER)
+                _write_all(self._fd, SEGMENT_HEADER)
                 os.fsync(self._fd)
                 _fsync_folder(self.folder)
             except OSError as error:
                 self._undo(error)
-                raise self._explain(error, len(_SEGMENT_HEADER)) from error
-            self._offset = len(_SEGMENT_HEADER)
+                raise self._explain(error, len(SEGMENT_HEADER)) from error
+            self._offset = len(SEGMENT_HEADER)
 
     def _next_segment(self) -> None:
         os.fsync(self._fd)  # even without fsync: of earlier segments, every byte is taken to be there
@@ -228,38 +201,6 @@ class RecordLog:
                     f"{self._path(expected)} is missing, and later segments are there: restore it from a copy",
                 )
         return found
-
-
-def _encode(kind: int, key: bytes, payload: bytes) -> bytes:
-    head = _HEADER.pack(_RECORD_MAGIC, kind, len(key), len(payload), zlib.crc32(payload), 0)[:_HEAD_CRC_OFFSET]
-    return b"".join((head, struct.pack("<I", zlib.crc32(key, zlib.crc32(head))), key, payload))
-
-
-def _parse(view: mmap.mmap, segment: int, offset: int, *, check_payload: bool) -> Entry | None:
-    """The whole, valid record at `offset`, or None."""
-    if offset + _HEADER.size > len(view):
-        return None
-    magic, kind, key_bytes, payload_bytes, payload_crc, head_crc = _HEADER.unpack_from(view, offset)
-    key_at = offset + _HEADER.size
-    key = view[key_at : key_at + key_bytes]
-    entry = Entry(kind, key, segment, offset, payload_bytes, payload_crc)
-    if magic != _RECORD_MAGIC or len(key) != key_bytes or entry.end > len(view):
-        return None
-    if zlib.crc32(key, zlib.crc32(view[offset : offset + _HEAD_CRC_OFFSET])) != head_crc:
-        return None
-    if check_payload and zlib.crc32(view[entry.payload_offset : entry.end]) != payload_crc:
-        return None
-    return entry
-
-
-def _record_follows(view: mmap.mmap, segment: int, offset: int) -> bool:
-    """Whether a valid record lies anywhere behind `offset`."""
-    at = view.find(_RECORD_MAGIC, offset + 1)
-    while at >= 0:
-        if _parse(view, segment, at, check_payload=True) is not None:
-            return True
-        at = view.find(_RECORD_MAGIC, at + 1)
-    return False
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Self
 
 from rollout.config import StoreConfig
-from rollout.record_log import CorruptStoreError, Entry, RecordLog, StoreError
+from rollout.record_format import Entry
+from rollout.record_log import CorruptStoreError, RecordLog, StoreError
 from rollout.trajectory_codec import decode_trajectory, encode_trajectory
 from rollout.types import Trajectory
 

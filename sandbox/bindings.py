@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sandbox.toolchains.prototypes import Parameter, Prototype, read_interface
+from sandbox.toolchains.interface import Parameter, Prototype, read_interface
 
 _CTYPES: dict[str, Any] = {
     "int8": ctypes.c_int8,

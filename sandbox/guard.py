@@ -9,7 +9,8 @@ from __future__ import annotations
 from sandbox.kernel_text import check_kernel_text, rules_of
 from sandbox.model_text import ALLOWED_IMPORTS, check_model
 from sandbox.skill import KERNEL_NAME, Skill
-from sandbox.symbols import ALLOWED_ATEN, check_symbols
+from sandbox.symbol_lists import ALLOWED_ATEN
+from sandbox.symbols import check_symbols
 from sandbox.types import Candidate
 
 __all__ = ["ALLOWED_ATEN", "ALLOWED_IMPORTS", "check_kernels", "check_source", "check_symbols"]

@@ -111,20 +111,23 @@ def _allowed_headers(skill: Skill, path: str) -> str:
 
 
 def _check_line_directives(path: str, text: str) -> str | None:
-    stripped = strip_comments(text)
-    match = _LINE_DIRECTIVE.search(stripped)
+    match, line = _first(_LINE_DIRECTIVE, text)
     if match is None:
         return None
-    line = stripped.count("\n", 0, match.start()) + 1
     return f"{path}:{line}: sets file names or line numbers (#line); leave them as they are"
 
 
 def _check_assembly(path: str, text: str) -> str | None:
-    stripped = strip_comments(text)
-    match = _ASSEMBLY.search(stripped)
+    match, line = _first(_ASSEMBLY, text)
     if match is None:
         return None
-    line = stripped.count("\n", 0, match.start()) + 1
     if match[1] is None:  # pasting could spell `asm` where no scan of the text sees it
         return f"{path}:{line}: pastes tokens (##); write the names out"
     return f"{path}:{line}: uses inline assembly; write intrinsics (immintrin.h) instead"
+
+
+def _first(pattern: re.Pattern[str], text: str) -> tuple[re.Match[str] | None, int]:
+    """The first match outside of comments, and its line."""
+    stripped = strip_comments(text)
+    match = pattern.search(stripped)
+    return match, stripped.count("\n", 0, match.start()) + 1 if match else 0

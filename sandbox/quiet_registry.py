@@ -12,7 +12,7 @@ import time
 import uuid
 from pathlib import Path
 
-from sandbox.quiet import all_processes, registered_processes, resume_left_behind
+from sandbox.quiet_helper import all_processes, registered_processes, resume_left_behind
 
 _PREFIX = "jaxagent-quiet-"
 _OF_A_RUN = re.compile(re.escape(_PREFIX) + r".+-[0-9a-f]{8}")

@@ -28,8 +28,8 @@ from bench_judge_cases import Submission, submissions
 
 from sandbox.compile import CompileService
 from sandbox.config import CompileConfig, JudgeConfig
-from sandbox.judge.coordinator import make_device_judge
 from sandbox.judge.device import DeviceJudge
+from sandbox.judge.local import make_device_judge
 from sandbox.skill import lay_out, load_skill
 from sandbox.types import Artifact
 

@@ -111,7 +111,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.cpu:
         settings |= {"max_num_seqs": arguments.concurrent, "kv_cache_gib": 0.5}
     else:
-        settings |= {"max_num_seqs": 512, "enforce_eager": arguments.eager, "gpu_memory_utilization": 0.35}
+        settings |= {"max_num_seqs": 512, "execution": arguments.execution, "gpu_memory_utilization": 0.35}
     config = EngineConfig.model_validate(settings)
     engine = VllmEngine(arguments.model, config)
     results: dict[str, Any] = {"transfer": arguments.transfer}
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--concurrent", type=int, default=256, help="replies being sampled meanwhile")
     parser.add_argument("--apart-s", type=float, default=1.0)
     parser.add_argument("--lora", action="store_true", help="a second learner that trains adapters")
-    parser.add_argument("--eager", action="store_true", help="without CUDA graphs: the engine starts sooner")
+    parser.add_argument("--execution", choices=["eager", "graphs", "compiled"], default="graphs", help="on a GPU")
     parser.add_argument("--cpu", action="store_true")
     results = asyncio.run(run(parser.parse_args()))
     print(json.dumps(results))

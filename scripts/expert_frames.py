@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxagent.synthesis.demo import CPU_SPACE, GPU_SPACE, faulty_steps, synthetic_tasks
+from jaxagent.synthesis.demo import faulty_steps, synthetic_tasks
 from jaxagent.synthesis.expert import Draft, Writer
 from jaxagent.synthesis.frames import CUDA, DIALECTS, Dialect, model_new_source
 from jaxagent.synthesis.kernels import Program, parse_model
+from jaxagent.synthesis.task_spaces import CPU_SPACE, GPU_SPACE
 from rollout.parsers import make_parser
 from sandbox.config import CompileConfig, JudgeConfig
-from sandbox.judge.coordinator import LocalJudge
+from sandbox.judge.local import LocalJudge
 from sandbox.types import Candidate, Judgement, Task
 
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sandbox.config import CompileConfig, JudgeConfig
-from sandbox.judge.coordinator import LocalJudge
+from sandbox.judge.local import LocalJudge
 from sandbox.types import DeviceError, Judgement
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "sandbox"))

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jaxagent.cli import build_parser, split_overrides
+from jaxagent.cli.overrides import split_overrides
+from jaxagent.cli.parser import build_parser
 from jaxagent.config.load import load_config, override
 from jaxagent.config.reference import render_reference
 from jaxagent.synthesis.config import load_synthesis_config
@@ -163,7 +164,7 @@ def test_manifest_and_script_for_clusters_start_what_they_say():
         volumes = {volume["name"] for volume in pod["volumes"]}
         for container in pod["containers"]:
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-    from sandbox.actors import PROFILER_RESOURCE
+    from sandbox.actors.devices import PROFILER_RESOURCE
 
     profilers = next(group for group in groups if group.get("groupName") == "profiling")
     assert f'\\"{PROFILER_RESOURCE}\\": 1' in profilers["rayStartParams"]["resources"]

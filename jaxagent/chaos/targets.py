@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from jaxagent.flow.process_tree import title, tree
+from sandbox.backends import shell_server
 from sandbox.backends.slots import slots_root
 
 
@@ -77,7 +78,7 @@ def _of_titles(titles: tuple[str, ...], driver: int) -> list[int]:
 def _containers(rollout_actors: set[int]) -> Iterator[int]:
     """First processes of containers whose slot one of these actors has made: the mount's source names its maker."""
     for process in psutil.process_iter(["cmdline"]):
-        if "/sandbox-server.py" not in (process.info["cmdline"] or []):
+        if shell_server.MOUNT not in (process.info["cmdline"] or []):
             continue
         try:
             slot = _SLOT.search(Path(f"/proc/{process.pid}/mountinfo").read_text())

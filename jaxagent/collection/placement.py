@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from jaxagent.config.gpus import GpuConfig, GpuPlan, plan_gpus
 from jaxagent.config.load import ConfigError
 from jaxagent.config.run import RunConfig
-from sandbox.actors import PROFILER_RESOURCE
+from sandbox.actors.devices import PROFILER_RESOURCE
 
 _SAY_EVERY_S = 10.0
 

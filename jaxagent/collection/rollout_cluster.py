@@ -26,7 +26,7 @@ from rollout.actors import EngineActor, call, engine_policy, start_rollout_actor
 from rollout.config import DialogueConfig
 from rollout.packages import Package, PackedPackage, addressed_to, needs_sending
 from rollout.types import EngineError, Policy, RolloutError, Trajectory
-from sandbox.actors import RemoteJudge, start_judge
+from sandbox.actors.judge import RemoteJudge, start_judge
 from sandbox.quiet_registry import new_registry, remove_abandoned, remove_registry
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rollout.actors import call
 from rollout.types import EngineError
-from sandbox.actors import RemoteJudge
+from sandbox.actors.judge import RemoteJudge
 from sandbox.occupancy import Occupancy
 from sandbox.types import DeviceError
 

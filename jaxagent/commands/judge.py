@@ -7,7 +7,7 @@ from typing import Literal
 
 from jaxagent.config.load import ConfigError
 from sandbox.config import CompileConfig, JudgeConfig
-from sandbox.judge.coordinator import LocalJudge
+from sandbox.judge.local import LocalJudge
 from sandbox.skill import collect_candidate, load_skill
 from sandbox.tasks import load_tasks
 from sandbox.types import Judgement

@@ -15,9 +15,9 @@ from jaxagent.models.config import DecoderConfig, UnsupportedModelError
 from jaxagent.models.families import from_hf, from_scratch
 from jaxagent.models.stored import ATTENTION_MATRICES
 from jaxagent.run.trackers import check_tracking
-from jaxagent.synthesis.demo import GPU_SPACE
 from jaxagent.synthesis.frames import DIALECTS
 from jaxagent.synthesis.sources import is_synthetic, resolve_tasks
+from jaxagent.synthesis.task_spaces import GPU_SPACE
 from rollout.config import DialogueConfig
 from sandbox.skill import load_skill
 from sandbox.types import Task

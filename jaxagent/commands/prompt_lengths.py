@@ -1,4 +1,7 @@
-"""Tasks whose prompt does not fit: left out of training, refused in evaluation, before anything is rolled out."""
+"""What does not fit its dialogue is found before anything is rolled out.
+
+Tasks whose prompt is too long are left out of training, and refused in evaluation; so is an expert whose answers are.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 from jaxagent.config.load import ConfigError
 from jaxagent.config.run import RunConfig
 from jaxagent.config.stages import PPOStage, SampleStage
+from jaxagent.synthesis.expert import expert_answers
 from rollout.chat import ChatFormat
 from rollout.config import DialogueConfig
 from rollout.openings import openings_too_long
@@ -46,4 +50,23 @@ def fitting_tasks(
         raise ConfigError(f"{next(iter(unfit.values()))}, and so it is with all {len(train)} train tasks; raise it")
     for problem in unfit.values():
         say(f"{problem}; it is left out of training ({len(unfit)} of {len(train)} tasks)")
-    return [task for task in train if task.task_id not in unfit]
+    fitting = [task for task in train if task.task_id not in unfit]
+    for stage in config.stages:
+        if isinstance(stage, SampleStage) and stage.policy == "expert":
+            _check_expert(config, stage, fitting, chat)
+    return fitting
+
+
+def _check_expert(config: RunConfig, stage: SampleStage, tasks: Sequence[Task], chat: ChatFormat) -> None:
+    """Raises ConfigError where the limit cuts answers of the scripted expert: half a call teaches nothing."""
+    longest, name = max(
+        (len(chat.encode_reply(text)), task.task_id)
+        for task in tasks
+        for text in expert_answers(task, parser=stage.dialogue.parser, skill=config.tasks.skill)
+    )
+    if longest > stage.dialogue.max_reply_tokens:
+        raise ConfigError(
+            f"stages.{stage.name}.dialogue.max_reply_tokens={stage.dialogue.max_reply_tokens}: the scripted expert "
+            f"answers task {name} with up to {longest} tokens of this model's tokenizer, and a reply that is cut has "
+            f"no whole call in it; set it to {longest} or more, and max_context_tokens with it"
+        )

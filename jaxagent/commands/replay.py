@@ -22,7 +22,7 @@ from rollout.store import TrajectoryStore
 from rollout.types import Trajectory
 from rollout.worker import RolloutWorker
 from sandbox.backends import close_pools
-from sandbox.judge.coordinator import LocalJudge
+from sandbox.judge.local import LocalJudge
 from sandbox.types import Task
 
 _EVALUATION = "evaluation_"

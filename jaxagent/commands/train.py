@@ -12,7 +12,7 @@ from jaxagent.commands.preflight import check_inputs
 from jaxagent.commands.prompt_lengths import fitting_tasks
 from jaxagent.commands.stopping import stop_in_order
 from jaxagent.config.run import RunConfig
-from jaxagent.evaluation.evaluate import evaluate
+from jaxagent.evaluation.evaluate import Sampling, evaluate
 from jaxagent.evaluation.results import EvaluationResult, gain, show, table_rows
 from jaxagent.files.write import write_json
 from jaxagent.report import write_report
@@ -130,20 +130,18 @@ async def evaluate_heldout(run: Run, label: str) -> EvaluationResult:
     config, folder = run.config, run.folder.evaluations / label
     if not (folder / "result.json").exists():
         await run.cluster.publish()
-    evaluating = evaluate(
-        folder,
+    sampling = Sampling(
         label=label,
         tasks=run.heldout_tasks,
         samples_per_task=config.evaluation.samples_per_task,
+        seed=config.seed,
         rollout=lambda ticket: run.cluster.rollout(
             ticket, stage=f"evaluation_{label}", dialogue=config.evaluation.dialogue, policy="actor"
         ),
         capacity=run.cluster.rollout_capacity,
         max_retries=config.rollout.max_retries,
-        store_config=config.store,
-        seed=config.seed,
-        progress=run.progress,
     )
+    evaluating = evaluate(folder, sampling, store_config=config.store, progress=run.progress)
     result = await run.limit.wait(evaluating)
     run.progress.say(f"  held-out after {label}: mean reward {show(result.figures['mean_reward'])}")
     return result

@@ -21,7 +21,7 @@ from jaxagent.evaluation.scorecard import Row
 from jaxagent.evaluation.service import EvaluationService
 from jaxagent.run.progress_relay import Event, ProgressRelay
 from rollout.actors import call
-from sandbox.actors import RemoteJudge
+from sandbox.actors.judge import RemoteJudge
 
 
 class _EvaluationProcess:

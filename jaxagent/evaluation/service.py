@@ -18,7 +18,7 @@ from jaxagent.collection.tickets import Ticket
 from jaxagent.config.load import ConfigError
 from jaxagent.evaluation.budget import Budget, BudgetUsedUpError
 from jaxagent.evaluation.concurrently import concurrently
-from jaxagent.evaluation.evaluate import collect_samples
+from jaxagent.evaluation.evaluate import Sampling, collect_samples
 from jaxagent.evaluation.folder import EvaluationFolder
 from jaxagent.evaluation.policy_source import AdapterSource, KernelsSource, ModelSource, RunSource, ServerSource
 from jaxagent.evaluation.report import make_report, remarks
@@ -30,7 +30,7 @@ from rollout.config import EndpointConfig
 from rollout.endpoint import EndpointPolicy
 from rollout.store import TrajectoryStore
 from rollout.types import Trajectory
-from sandbox.actors import RemoteJudge
+from sandbox.actors.judge import RemoteJudge
 from sandbox.tasks import TaskError
 from sandbox.types import Task
 
@@ -150,19 +150,17 @@ class EvaluationService:
         async def rollout(ticket: Ticket) -> Trajectory:
             return await cluster.rollout(ticket, stage=LABEL, dialogue=config.evaluation.dialogue, policy=POLICY)
 
+        sampling = Sampling(
+            label=LABEL,
+            tasks=tasks,
+            samples_per_task=config.evaluation.samples_per_task,
+            seed=config.seed,
+            rollout=budget.limited(rollout),
+            capacity=cluster.rollout_capacity,
+            max_retries=config.rollout.max_retries,
+        )
         try:
-            await collect_samples(
-                store,
-                label=LABEL,
-                tasks=tasks,
-                samples_per_task=config.evaluation.samples_per_task,
-                rollout=budget.limited(rollout),
-                capacity=cluster.rollout_capacity,
-                max_retries=config.rollout.max_retries,
-                seed=config.seed,
-                progress=self._progress,
-                on_accept=budget.accept,
-            )
+            await collect_samples(store, sampling, progress=self._progress, on_accept=budget.accept)
         except BudgetUsedUpError as error:
             if not len(store):
                 raise ConfigError(f"{error}, before there is a sample; raise it") from None

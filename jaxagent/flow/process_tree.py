@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 
@@ -26,20 +26,12 @@ def cpu_seconds(root: int | None = None) -> float:
 
 def resident_bytes(root: int | None = None) -> dict[str, int]:
     """Resident memory by kind of process (its title, or the program's name), shared pages counted in each."""
-    found: dict[str, int] = defaultdict(int)
-    for process in tree(root):
-        with _gone():
-            found[title(process)] += process.memory_info().rss
-    return dict(found)
+    return _by_title(root, lambda process: process.memory_info().rss)
 
 
 def proportional_bytes(root: int | None = None) -> dict[str, int]:
     """As resident_bytes, each shared page divided among those that share it. Reads much of /proc: not for a loop."""
-    found: dict[str, int] = defaultdict(int)
-    for process in tree(root):
-        with _gone():
-            found[title(process)] += process.memory_full_info().pss
-    return dict(found)
+    return _by_title(root, lambda process: process.memory_full_info().pss)
 
 
 def title(process: psutil.Process) -> str:
@@ -48,6 +40,14 @@ def title(process: psutil.Process) -> str:
     if "::" in first:
         return first.split(".", 1)[0].split(" ", 1)[0]
     return process.name()
+
+
+def _by_title(root: int | None, size: Callable[[psutil.Process], int]) -> dict[str, int]:
+    found: dict[str, int] = defaultdict(int)
+    for process in tree(root):
+        with _gone():
+            found[title(process)] += size(process)
+    return dict(found)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ CHANGEABLE = (
     "learner.expert_chunk_tokens",
     "learner.max_nonfinite_steps",
     *(f"learner.ppo.{key}" for key in ("clip_low", "clip_high", "entropy_coef", "importance_cap", "value_clip")),
-    *(f"engine.{key}" for key in ("num_engines", "max_model_len", "max_num_seqs", "enforce_eager", "kv_cache_gib")),
+    *(f"engine.{key}" for key in ("num_engines", "max_model_len", "max_num_seqs", "execution", "kv_cache_gib")),
     *(f"engine.{key}" for key in ("gpu_memory_utilization", "cpu_threads", "weight_transfer", "*_timeout_s")),
     *("engine.probe_tokens", "engine.probe_gap", "gpus.*"),
     *(f"rollout.{key}" for key in ("num_actors", "trajectories_per_actor", "max_retries", "max_drops_in_a_row")),

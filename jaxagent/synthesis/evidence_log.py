@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.synthesis.config import SynthesisConfig, SynthesisError, identity
-from rollout.record_log import Entry, RecordLog
+from rollout.record_format import Entry
+from rollout.record_log import RecordLog
 from sandbox.taskcheck.probe import Evidence
 
 _HEAD, _EAGER, _COMPILE, _REPLY = 1, 2, 3, 4

@@ -130,6 +130,12 @@ def expert_texts(tasks: Sequence[Task], *, parser: str = "qwen3_coder", skill: s
     return texts
 
 
+def expert_answers(task: Task, *, parser: str = "qwen3_coder", skill: str = "cpp") -> list[str]:
+    """The right first answers to a task, one of each style."""
+    writer, program = Writer(make_parser(parser), DIALECTS[skill]), parse_model(task.code)
+    return [writer.answer(program, Draft(style, program.steps)) for style in writer.dialect.styles]
+
+
 def _results(program: Program, writer: Writer) -> list[str]:
     """Messages with what tools answer, of each form one: the words count here, numbers must not use up a vocabulary."""
     dialect = writer.dialect
@@ -245,4 +251,4 @@ class Writer:
         return self._parser.render("write", {"path": path, "content": text.removesuffix("\n")})
 
 
-__all__ = ["Draft", "ExpertPolicy", "Habits", "Writer", "expert_script", "expert_texts"]
+__all__ = ["Draft", "ExpertPolicy", "Habits", "Writer", "expert_answers", "expert_script", "expert_texts"]

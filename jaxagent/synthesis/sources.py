@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from jaxagent.synthesis.demo import SPACES, synthetic_tasks
+from jaxagent.synthesis.demo import synthetic_tasks
+from jaxagent.synthesis.task_spaces import SPACES
 from sandbox.tasks import TaskError, load_tasks
 from sandbox.types import Task
 

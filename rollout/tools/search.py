@@ -8,7 +8,7 @@ import shlex
 from rollout.tools.base import ToolError, clean_path
 from rollout.tools.schema import Parameter, ToolSchema
 from rollout.tools.shell import HELPER_SESSION
-from sandbox.types import Sandbox
+from sandbox.types import ExecResult, Sandbox
 
 _TIMEOUT_S = 20.0
 _SKIPPED = (".service", ".jobs", "__pycache__")
@@ -31,13 +31,8 @@ class Glob:
         where = clean_path(path)
         matcher = glob_to_regex(pattern.strip().removeprefix("./"))
         prune = " -o ".join(f"-name {name}" for name in _SKIPPED)
-        found = await self._sandbox.exec(
-            f"find {shlex.quote('./' + where)} \\( {prune} \\) -prune -o -type f -printf '%P\\n'",
-            timeout_s=_TIMEOUT_S,
-            session=HELPER_SESSION,
-        )
-        if found.exit_code is None:
-            raise ToolError(f"the search took longer than {_TIMEOUT_S:g} s; look into one folder with bash")
+        command = f"find {shlex.quote('./' + where)} \\( {prune} \\) -prune -o -type f -printf '%P\\n'"
+        found = await _search(self._sandbox, command, narrower="look into one folder with bash")
         inside = [line for line in found.output.splitlines() if matcher.fullmatch(line)]
         if found.exit_code != 0 and not inside:
             raise ToolError(found.output.strip() or f"find ended with {found.exit_code}")
@@ -66,18 +61,21 @@ class Grep:
         where = clean_path(path)
         chosen = (f"--include={shlex.quote(include)} " if include else "") + ("-i " if ignore_case else "")
         excluded = " ".join(f"--exclude-dir={name}" for name in _SKIPPED)
-        result = await self._sandbox.exec(
-            f"grep -rnHIE {chosen}{excluded} -e {shlex.quote(pattern)} -- {shlex.quote(where)}",
-            timeout_s=_TIMEOUT_S,
-            session=HELPER_SESSION,
-        )
-        if result.exit_code is None:
-            raise ToolError(f"the search took longer than {_TIMEOUT_S:g} s; narrow path or pattern")
+        command = f"grep -rnHIE {chosen}{excluded} -e {shlex.quote(pattern)} -- {shlex.quote(where)}"
+        result = await _search(self._sandbox, command, narrower="narrow path or pattern")
         if result.exit_code == 1:
             return "no line matches"
         if result.exit_code != 0:
             raise ToolError(result.output.strip() or f"grep ended with {result.exit_code}")
         return "\n".join(line.removeprefix("./") for line in result.output.rstrip().split("\n"))
+
+
+async def _search(sandbox: Sandbox, command: str, *, narrower: str) -> ExecResult:
+    """`narrower`: what to do about one that takes too long."""
+    found = await sandbox.exec(command, timeout_s=_TIMEOUT_S, session=HELPER_SESSION)
+    if found.exit_code is None:
+        raise ToolError(f"the search took longer than {_TIMEOUT_S:g} s; {narrower}")
+    return found
 
 
 def glob_to_regex(pattern: str) -> re.Pattern[str]:

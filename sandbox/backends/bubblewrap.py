@@ -1,9 +1,9 @@
 """The `bubblewrap` backend: an agent's shell in namespaces of its own, for hosts without a Docker Engine.
 
-    sh (enters the control group) ─► prlimit ─► bwrap (namespaces, mounts, seccomp) ─► setpriv ─► shell_server.py
+    sh (enters the control group) ─► prlimit ─► bwrap (namespaces, mounts, seccomp) ─► setpriv ─► shell_server
 
 The root is empty but for this host's programs, mounted read-only; the workdir is mounted where it is, as
-/sandbox/work. There is no network, /tmp is a file system of bounded size, and process 1 is shell_server.py, whose end
+/sandbox/work. There is no network, /tmp is a file system of bounded size, and process 1 is shell_server, whose end
 the kernel makes the end of everything in there. It ends with our connection, so nothing outlives a killed driver.
 
 As root the sandbox runs as AGENT_UID, and mounting needs no user namespace. An ordinary user keeps its own number, in a
@@ -22,7 +22,6 @@ import select
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,22 +29,19 @@ from pathlib import Path
 
 from sandbox import seccomp
 from sandbox.backends import cgroup
+from sandbox.backends.bubblewrap_command import command_line
 from sandbox.backends.cgroup import Cgroup
+from sandbox.backends.ending import wait_or_kill, why_it_ended
 from sandbox.backends.files import Workdir, hand_over
-from sandbox.backends.rootfs import AGENT_UID, accounts, host_paths, top_links
-from sandbox.backends.shell import SERVER_SOURCE, WRITABLE, ShellClient, ShellSandbox, shell_environment
+from sandbox.backends.rootfs import AGENT_UID, accounts
+from sandbox.backends.shell import HOME, WRITABLE, ShellClient, ShellSandbox, shell_environment
 from sandbox.config import SandboxConfig
 from sandbox.types import SandboxUnavailableError
 
 logger = logging.getLogger(__name__)
 
-HOME = "/sandbox/work"
-_SERVER = "/sandbox-server.py"
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
-# "$@" up to "--" are files that a process enters a control group by
-_ENTER = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 97; shift; done; shift; exec "$@"'
-_RIGHTS_TO_DROP_RIGHTS = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 HOW_TO_ALLOW = (
     "bubblewrap needs namespaces. An ordinary user needs user namespaces: sysctl user.max_user_namespaces above 0, "
     "kernel.unprivileged_userns_clone=1 (Debian), kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu). Inside of a "
@@ -112,7 +108,7 @@ class Bubble:
 
     @classmethod
     def start(cls, config: SandboxConfig, workdir: Path) -> Bubble:
-        """Blocks until shell_server.py runs. Raises SandboxUnavailableError."""
+        """Blocks until shell_server runs. Raises SandboxUnavailableError."""
         program = _program(config)
         group = cgroup.make(memory_bytes=config.memory_mb << 20, pids=config.pids)
         if group is None:
@@ -124,7 +120,7 @@ class Bubble:
             fds = stack.enter_context(_files_for(theirs))
             try:
                 process = subprocess.Popen(
-                    _command(config, program, workdir, group, fds),
+                    command_line(config, program, workdir, group, fds),
                     stdin=subprocess.DEVNULL,
                     stdout=says,
                     stderr=says,
@@ -145,17 +141,11 @@ class Bubble:
     def end(self) -> str:
         """Ends all of it and returns why it may have ended by itself, in words for the agent."""
         self.connection.close()
-        try:  # its socket is closed: it kills what it started, then ends
-            self.process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        note = "its main process ended"
+        wait_or_kill(self.process, _STOP_TIMEOUT_S)
+        out_of_memory = self.group is not None and self.group.has_killed()
         if self.group:
-            if self.group.has_killed():
-                note = f"out of memory: the limit is {self.memory_mb} MB, files in /tmp included"
             self.group.remove()
-        return note
+        return why_it_ended(out_of_memory=out_of_memory, memory_mb=self.memory_mb)
 
 
 def _program(config: SandboxConfig) -> str:
@@ -189,68 +179,6 @@ def _files_for(server_end: socket.socket) -> Iterator[dict[str, int]]:
             if name not in ("server",):
                 os.close(fd)
         os.close(read_end)
-
-
-def _command(
-    config: SandboxConfig, program: str, workdir: Path, group: Cgroup | None, fds: dict[str, int]
-) -> list[str]:
-    entrances = [str(path) for path in group.entrances] if group else []
-    disk = config.disk_mb << 20
-    limits = [f"--fsize={disk}", "--core=0", "--nofile=1024"]
-    if group is None:
-        limits += [f"--as={config.memory_mb << 20}", f"--nproc={config.pids}"]
-    server = [os.path.realpath(sys.executable), "-I", "-S", "-B", _SERVER, f"fd:{fds['server']}", HOME]
-    return [
-        *("/bin/sh", "-c", _ENTER, "sh", *entrances, "--"),
-        *("prlimit", *limits, "--", program),
-        *_namespaces(),
-        *_mounts(config, workdir, fds),
-        *("--info-fd", str(fds["said"]), "--as-pid-1", "--new-session"),
-        *(("--seccomp", str(fds["seccomp"])) if "seccomp" in fds else ()),
-        "--",
-        *_dropping_rights(),
-        *server,
-    ]
-
-
-def _namespaces() -> list[str]:
-    shared = ["--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    if os.getuid() != 0:
-        return ["--unshare-user", *shared]
-    kept = [argument for right in _RIGHTS_TO_DROP_RIGHTS for argument in ("--cap-add", right)]
-    return [*shared, "--cap-drop", "ALL", *kept]
-
-
-def _dropping_rights() -> list[str]:
-    """As root, to become the agent; bwrap itself has dropped an ordinary user's rights."""
-    if os.getuid() != 0:
-        return []
-    who = [f"--reuid={AGENT_UID}", f"--regid={AGENT_UID}", "--clear-groups"]
-    return ["setpriv", *who, "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--no-new-privs", "--"]
-
-
-def _mounts(config: SandboxConfig, workdir: Path, fds: dict[str, int]) -> list[str]:
-    disk, shared = config.disk_mb << 20, min(64, config.disk_mb) << 20
-    arguments = []
-    for name, target in top_links().items():
-        arguments += ["--symlink", target, f"/{name}"]
-    for path in host_paths():
-        for parent in reversed(Path(path).parents[:-1]):  # bwrap would make some of them for the owner alone
-            arguments += ["--perms", "0755", "--dir", str(parent)]
-        arguments += ["--ro-bind", path, path]
-    for name in accounts():
-        arguments += ["--perms", "0644", "--ro-bind-data", str(fds[name]), f"/{name}"]
-    return [
-        *arguments,
-        *("--ro-bind", str(SERVER_SOURCE), _SERVER),
-        *("--proc", "/proc"),
-        *("--dev", "/dev"),
-        *("--perms", "1777", "--size", str(shared), "--tmpfs", "/dev/shm"),
-        *("--perms", "1777", "--size", str(disk), "--tmpfs", "/tmp"),
-        *("--perms", "0755", "--dir", str(Path(HOME).parent), "--bind", str(workdir), HOME),
-        *("--remount-ro", "/dev", "--remount-ro", "/"),
-        *("--chdir", "/"),
-    ]
 
 
 def _wait_until_it_runs(process: subprocess.Popen[bytes], connection: socket.socket, info: int, says) -> int:

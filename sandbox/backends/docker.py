@@ -4,58 +4,27 @@ A bind mount cannot be added to a running container, yet containers have to be w
 every container is started with a slot of its own: an empty directory, mounted at /sandbox. Opening a sandbox moves
 the workdir into the slot, where the container sees it at once as /sandbox/work; closing it removes the container and
 moves the directory back. No container serves twice.
-
-Process 1 of a container is shell_server.py, connected to us by a socket in a second, read-only mount that is unlinked
-before any command runs. It ends with that connection, so containers of a killed driver end too; what they leave is
-labelled with its owner and removed by the next one that starts here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
-import hashlib
 import logging
 import os
-import socket
-import sys
 import threading
-import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import docker
-import docker.errors
-import docker.types
-import requests.exceptions
-
-from sandbox import unix_sockets
+from sandbox.backends.docker_engine import Container, DockerEngine
 from sandbox.backends.files import Workdir
-from sandbox.backends.rootfs import AGENT_UID, host_paths, image_tar
-from sandbox.backends.shell import SERVER_SOURCE, WRITABLE, ShellClient, ShellSandbox, shell_environment
-from sandbox.backends.slots import Slot, disk_trouble, is_gone, process_name, reap_slots, slots_root
+from sandbox.backends.shell import HOME, WRITABLE, ShellClient, ShellSandbox
+from sandbox.backends.slots import Slot, reap_slots, slots_root
 from sandbox.config import SandboxConfig
 from sandbox.types import SandboxUnavailableError
 
 logger = logging.getLogger(__name__)
-
-HOST_ROOTFS = "host-rootfs"
-LABEL = "jaxagent.sandbox.owner"
-HOME = "/sandbox/work"
-_SERVER, _CONTROL = "/sandbox-server.py", "/sandbox-control"
-_START_TIMEOUT_S = 60.0
-_ENGINE_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException)
-
-HOW_TO_START = (
-    "Start it (`sudo systemctl start docker`, or `scripts/start_docker.sh` where nothing starts services), check that "
-    "this user may use its socket (group `docker`), or set sandbox.backend=bubblewrap, which isolates without an "
-    "engine. sandbox.backend=process needs neither, but runs the policy's commands as the current user without any "
-    "isolation: for trusted code only."
-)
 
 
 async def open_docker_sandbox(config: SandboxConfig, workdir: Path) -> ShellSandbox:
@@ -65,7 +34,7 @@ async def open_docker_sandbox(config: SandboxConfig, workdir: Path) -> ShellSand
     try:
         workdir = Path(os.path.abspath(workdir))
         await asyncio.to_thread(box.slot.move_in, workdir, WRITABLE)
-        files = Workdir(box.slot.work, owner=pool.owner, protected=box.slot.protected)
+        files = Workdir(box.slot.work, owner=pool.engine.owner, protected=box.slot.protected)
     except OSError as error:
         await asyncio.to_thread(pool.discard, box)
         raise SandboxUnavailableError(f"the workdir {workdir} cannot be given to a container: {error}") from error
@@ -73,40 +42,29 @@ async def open_docker_sandbox(config: SandboxConfig, workdir: Path) -> ShellSand
 
     async def revive() -> tuple[ShellClient, str]:
         note = await asyncio.to_thread(pool.restart, box)
-        return await ShellClient.over(box.connection, config.max_output_bytes), note
+        return await ShellClient.over(box.container.connection, config.max_output_bytes), note
 
     async def release() -> None:
         await asyncio.to_thread(pool.discard, box, (workdir, identity))
 
     return ShellSandbox(
         config=config,
-        client=await ShellClient.over(box.connection, config.max_output_bytes),
+        client=await ShellClient.over(box.container.connection, config.max_output_bytes),
         workdir=box.slot.work,
         home=HOME,
         files=files,
         revive=revive,
         release=release,
-        process_ids=lambda: [box.pid],
+        process_ids=lambda: [box.container.pid],
     )
 
 
 @dataclass
 class Box:
-    """A started container with its slot."""
+    """A slot with the container that runs on it."""
 
     slot: Slot
-    container_id: str
-    connection: socket.socket
-    pid: int
-    """Of the container's process 1, as this host numbers it."""
-
-    def alive(self) -> bool:
-        try:
-            return bool(self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+    container: Container
 
 
 class DockerPool:
@@ -114,14 +72,11 @@ class DockerPool:
 
     def __init__(self, config: SandboxConfig):
         self._config = config
-        self.owner = (AGENT_UID, AGENT_UID) if os.getuid() == 0 else None
-        with _engine_trouble("does not answer"):
-            self._docker = docker.from_env(timeout=60)
-            _refuse_mapped_users(self._docker.info())
+        self.engine = DockerEngine(config)
         self._root = slots_root()
-        with _engine_trouble("fails"):
-            self._reap()
-            self._image = self._find_image()
+        self.engine.reap()
+        reap_slots(self._root)
+        self.engine.find_image()
         self._ready: deque[Box] = deque()
         self._lock = threading.Lock()
         self._refilling = False
@@ -132,7 +87,7 @@ class DockerPool:
         while True:
             with self._lock:
                 box = self._ready.popleft() if self._ready else None
-            if box is None or box.alive():
+            if box is None or box.container.alive():
                 break
             self.discard(box)
         try:
@@ -155,31 +110,18 @@ class DockerPool:
 
     def restart(self, box: Box) -> str:
         """A new container on the same slot; returns why the old one ended, in words for the agent."""
-        box.connection.close()
-        note = "its main process ended"
-        with _engine_trouble("fails"):
-            try:
-                old = self._docker.containers.get(box.container_id)
-                with contextlib.suppress(requests.exceptions.RequestException):  # it hangs: then it is removed as it is
-                    old.wait(timeout=5)
-                old.reload()
-                if old.attrs["State"]["OOMKilled"]:
-                    note = f"out of memory: the limit is {self._config.memory_mb} MB, files in /tmp included"
-                self._remove(box.container_id)
-            except docker.errors.NotFound:
-                note = "its container was removed"
-        fresh = self._start(box.slot)
-        box.container_id, box.connection, box.pid = fresh.container_id, fresh.connection, fresh.pid
+        box.container.connection.close()
+        note = self.engine.remove_ended(box.container)
+        box.container = self.engine.start(box.slot)
         return note
 
     def discard(self, box: Box, give_back: tuple[Path, int] | None = None) -> None:
         """Removes the container, then moves the workdir (path, inode) back if asked, then removes the slot."""
-        box.connection.close()
+        box.container.connection.close()
         try:
-            with _engine_trouble("fails"):
-                self._remove(box.container_id)
+            self.engine.remove(box.container)
         except SandboxUnavailableError as error:  # the next start here reaps it; the files can still be saved
-            logger.warning("container %s could not be removed: %s", box.container_id[:12], error)
+            logger.warning("container %s could not be removed: %s", box.container.id[:12], error)
         if give_back:
             box.slot.move_out(*give_back)
         box.slot.remove()
@@ -209,125 +151,12 @@ class DockerPool:
         threading.Thread(target=refill, name="warm-containers", daemon=True).start()
 
     def _start_new(self) -> Box:
-        slot = Slot(self._root, self.owner)
+        slot = Slot(self._root, self.engine.owner)
         try:
-            return self._start(slot)
+            return Box(slot, self.engine.start(slot))
         except BaseException:
             slot.remove()
             raise
-
-    def _start(self, slot: Slot) -> Box:
-        with disk_trouble(slot.control):
-            listener = unix_sockets.listen(slot.control, "socket")
-        with contextlib.closing(listener), _engine_trouble("fails"):
-            container = self._docker.containers.create(self._image, **self._options(slot))
-            try:
-                container.start()
-                connection = self._accept(listener, container)
-                (slot.control / "socket").unlink()
-                container.reload()
-            except BaseException:
-                self._remove(container.attrs["Id"])
-                raise
-        name, pid = container.attrs["Id"], container.attrs["State"]["Pid"]
-        return Box(slot=slot, container_id=name, connection=connection, pid=pid)
-
-    def _accept(self, listener: socket.socket, container) -> socket.socket:
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        listener.settimeout(1.0)
-        while True:
-            try:
-                return listener.accept()[0]
-            except TimeoutError:
-                container.reload()
-                running = container.attrs["State"]["Running"]
-                if running and time.monotonic() < deadline:
-                    continue
-                why = f"did not call back within {_START_TIMEOUT_S:g} s" if running else "ended at once"
-                log = container.logs(tail=5).decode("utf-8", "replace").strip()
-                raise SandboxUnavailableError(
-                    f"a container of image {self._config.image!r} {why}: {log or 'no output'}. The image needs bash "
-                    "and python3; docker/Dockerfile builds one that fits."
-                ) from None
-
-    def _remove(self, container_id: str) -> None:
-        try:
-            self._docker.api.remove_container(container_id, force=True, v=True)
-        except docker.errors.NotFound:
-            pass
-        except docker.errors.APIError as error:
-            if error.status_code != 409:  # another process is removing it in this moment
-                raise
-
-    def _options(self, slot: Slot) -> dict[str, Any]:
-        config = self._config
-        uid, gid = self.owner or (os.getuid(), os.getgid())
-        host = [docker.types.Mount(path, path, type="bind", read_only=True) for path in self._host_paths()]
-        environment = shell_environment("/tmp")
-        python = os.path.realpath(sys.executable)
-        if config.image != HOST_ROOTFS:
-            del environment["PATH"]  # the image's own
-            python = "python3"
-        disk = config.disk_mb << 20
-        return {
-            "entrypoint": [python, "-I", "-S", "-B", _SERVER],
-            "command": [f"{_CONTROL}/socket", HOME],
-            "user": f"{uid}:{gid}",
-            "network_mode": "none",
-            "read_only": True,
-            "cap_drop": ["ALL"],
-            "security_opt": ["no-new-privileges"],
-            "ipc_mode": "private",
-            "pids_limit": config.pids,
-            "mem_limit": config.memory_mb << 20,
-            "memswap_limit": config.memory_mb << 20,
-            "shm_size": min(64 << 20, disk),
-            "tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,size={disk},mode=1777"},
-            "ulimits": [
-                docker.types.Ulimit(name="fsize", soft=disk, hard=disk),
-                docker.types.Ulimit(name="core", soft=0, hard=0),
-                docker.types.Ulimit(name="nofile", soft=1024, hard=1024),
-            ],
-            "environment": environment,
-            "working_dir": "/",
-            "mounts": [
-                *host,
-                docker.types.Mount(_SERVER, str(SERVER_SOURCE), type="bind", read_only=True),
-                docker.types.Mount(_CONTROL, str(slot.control), type="bind", read_only=True),
-                docker.types.Mount("/sandbox", str(slot.box), type="bind"),
-            ],
-            "labels": {LABEL: process_name()},
-            "log_config": docker.types.LogConfig(type="json-file", config={"max-size": "100k", "max-file": "1"}),
-        }
-
-    def _host_paths(self) -> list[str]:
-        return host_paths() if self._config.image == HOST_ROOTFS else []
-
-    def _find_image(self) -> str:
-        if self._config.image != HOST_ROOTFS:
-            try:
-                self._docker.images.get(self._config.image)
-            except docker.errors.ImageNotFound:
-                raise SandboxUnavailableError(
-                    f"sandbox.image: the engine has no image {self._config.image!r}. Build it "
-                    f"(`docker build -t {self._config.image} -f docker/Dockerfile .`), pull it, or set "
-                    f"sandbox.image={HOST_ROOTFS}, which needs no registry."
-                ) from None
-            return self._config.image
-        tar = image_tar()
-        repository, tag = "jaxagent/host-rootfs", hashlib.sha256(tar).hexdigest()[:12]
-        try:
-            self._docker.images.get(f"{repository}:{tag}")
-        except docker.errors.ImageNotFound:
-            self._docker.api.import_image_from_data(tar, repository=repository, tag=tag)
-        return f"{repository}:{tag}"
-
-    def _reap(self) -> None:
-        """Removes containers and slots whose owner, a process of this host, is gone."""
-        for container in self._docker.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True):
-            if is_gone(container.labels[LABEL]):
-                self._remove(container.attrs["Id"])
-        reap_slots(self._root)
 
 
 def pool_of(config: SandboxConfig) -> DockerPool:
@@ -350,23 +179,3 @@ def close_pools() -> None:
 _pools: dict[SandboxConfig, DockerPool] = {}
 _pools_lock = threading.Lock()
 atexit.register(close_pools)
-
-
-@contextlib.contextmanager
-def _engine_trouble(what: str) -> Iterator[None]:
-    try:
-        yield
-    except _ENGINE_ERRORS as error:
-        where = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-        raise SandboxUnavailableError(f"Docker Engine at {where} {what}: {error}. {HOW_TO_START}") from error
-
-
-def _refuse_mapped_users(info: dict[str, Any]) -> None:
-    """Inside such an engine's containers nobody is the owner of a workdir, so an agent could write nothing."""
-    mapped = [option for option in info.get("SecurityOptions") or [] if option in ("name=rootless", "name=userns")]
-    if mapped:
-        raise SandboxUnavailableError(
-            f"Docker Engine runs with {mapped[0].removeprefix('name=')}, so users in containers are not those of this "
-            "machine, and a workdir cannot be shared with them. Use an engine without it, or sandbox.backend=process "
-            "for trusted code."
-        )

@@ -13,12 +13,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+from sandbox.backends import shell_server
+from sandbox.backends.ending import wait_or_kill
 from sandbox.backends.files import Workdir, hand_over, remove_tree
-from sandbox.backends.shell import SERVER_SOURCE, WRITABLE, ShellClient, ShellSandbox, shell_environment
+from sandbox.backends.shell import WRITABLE, ShellClient, ShellSandbox, shell_environment
 from sandbox.config import SandboxConfig
 from sandbox.types import SandboxUnavailableError
 
 logger = logging.getLogger(__name__)
+_STOP_TIMEOUT_S = 10.0
 _warned = False
 
 
@@ -45,11 +48,7 @@ async def open_process_sandbox(config: SandboxConfig, workdir: Path) -> ShellSan
 
     async def stop() -> None:
         if server is not None:
-            try:  # its socket is closed: it kills what it started, then ends
-                await asyncio.to_thread(server.wait, 10)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                await asyncio.to_thread(server.wait)
+            await asyncio.to_thread(wait_or_kill, server, _STOP_TIMEOUT_S)
 
     async def release() -> None:
         await stop()
@@ -72,11 +71,7 @@ def _start_server(config: SandboxConfig, workdir: Path, scratch: Path) -> tuple[
     ours, theirs = socket.socketpair()
     limit = config.disk_mb << 20
     command = [
-        sys.executable,
-        "-I",
-        "-S",
-        "-B",
-        str(SERVER_SOURCE),
+        *shell_server.start_command(sys.executable, shell_server.SOURCE),
         f"fd:{theirs.fileno()}",
         str(workdir),
         str(scratch),

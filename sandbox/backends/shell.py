@@ -1,4 +1,4 @@
-"""The host's side of a sandbox: the client of shell_server.py and the Sandbox that both backends are made of."""
+"""The host's side of a sandbox: the client of shell_server and the Sandbox that both backends are made of."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from sandbox.backends.files import MAX_DEPTH, MAX_ENTRIES, Workdir, usage_bytes
 from sandbox.config import SandboxConfig
 from sandbox.types import ExecResult, SandboxUnavailableError
 
-SERVER_SOURCE = Path(__file__).with_name("shell_server.py")
+HOME = "/sandbox/work"
+"""The workdir, where a sandbox has a root of its own."""
 WRITABLE = frozenset({"model_new.py", "kernels"})
 """Top-level entries of a workdir that are the agent's; others that are there at the start are read-only to it."""
 MAX_COMMAND_BYTES = 1 << 20

@@ -10,7 +10,6 @@ and `go` ends when the device is idle.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,27 +20,11 @@ import numpy as np
 from sandbox.judge.arena import MemoryAccessError, read_memory, span_bytes
 from sandbox.judge.described import checked_outputs
 from sandbox.judge.oracle_side import OracleSide
+from sandbox.judge.rejection import RejectedError, rejection_for
 from sandbox.judge.shares import Shares
 from sandbox.judge.values import ITEMSIZE
-from sandbox.judge.worker import Region, Worker, WorkerDiedError, WorkerError, WorkerReplyError, WorkerTimeoutError
+from sandbox.judge.worker import Region, Worker, WorkerError
 from sandbox.types import Outcome
-
-_MAX_SPAN_FACTOR, _MAX_SPAN_BYTES = 4, 64 << 20
-"""A column of a matrix is an honest result; what is spread thinner than the factor and over more than the bytes is not
-read."""
-_DEVICE_TROUBLE = re.compile(r"AcceleratorError|OutOfMemoryError|CUDA|CUBLAS|cuDNN|out of memory", re.IGNORECASE)
-"""Errors that a sick device, or one that somebody else has filled, can cause as well as a candidate."""
-
-
-class RejectedError(Exception):
-    """The candidate failed; becomes a Judgement."""
-
-    def __init__(self, outcome: Outcome, message: str, *, device_trouble: bool = False) -> None:
-        super().__init__(message)
-        self.outcome = outcome
-        self.message = message
-        self.device_trouble = device_trouble
-        """It may have been the device: only a repeat on one that is known to be well counts."""
 
 
 @dataclass
@@ -69,44 +52,7 @@ class CandidateSide:
         return reply
 
     def rejection(self, error: WorkerError, phase: str) -> RejectedError:
-        if isinstance(error, WorkerTimeoutError):
-            return RejectedError(
-                Outcome.TIMEOUT,
-                f"{phase}: no end after {self.timeout_s:g} s in all; "
-                "look for an endless loop, a dead lock or far too much work",
-                device_trouble=self.device == "cuda",
-            )
-        if isinstance(error, WorkerDiedError) and error.by_filter:
-            return RejectedError(
-                Outcome.REFUSED,
-                f"{phase}: the process made a system call that no kernel needs (processes, sockets, signals, other "
-                f"processes' memory) and was killed\n{error.stderr.strip()}".rstrip(),
-            )
-        if isinstance(error, WorkerDiedError):
-            text = (
-                f"{phase}: the process was {error.reason}"
-                if error.reason.startswith("killed")
-                else (f"{phase}: the process {error.reason} before it was done; a candidate must not end its process")
-            )
-            if "SIGSEGV" in error.reason or "SIGBUS" in error.reason:
-                text += "; a kernel reads or writes outside its tensors (check sizes, strides and index arithmetic)"
-            text += f"\n{error.stderr.strip()}" if error.stderr else ""
-            return RejectedError(Outcome.RUNTIME_ERROR, text, device_trouble=self.device == "cuda")
-        assert isinstance(error, WorkerReplyError)
-        if error.kind == "ForeignOperatorError":
-            text = f"{phase}: {error.message}; torch may only allocate, view and copy tensors, compute in kernels/"
-            return RejectedError(Outcome.REFUSED, f"{text}\n{error.traceback}".rstrip())
-        try:
-            self.observed(error.observed)
-        except RejectedError as refusal:  # what it tried says more than what became of it
-            return refusal
-        if error.kind == "contract":
-            return RejectedError(Outcome.RUNTIME_ERROR, f"{phase}: {error.message}")
-        return RejectedError(
-            Outcome.RUNTIME_ERROR,
-            f"{phase}: {error.kind}: {error.message}\n{error.traceback}".rstrip(),
-            device_trouble=self.device == "cuda" and bool(_DEVICE_TROUBLE.search(f"{error.kind}: {error.message}")),
-        )
+        return rejection_for(error, phase, timeout_s=self.timeout_s, device=self.device, observed=self.observed)
 
     def prepare(self, oracle: OracleSide, slots: list[int], *, observe: bool) -> None:
         """Readies a batch with the inputs that lie in the oracle's slots; the process is stopped then."""
@@ -265,30 +211,3 @@ def device_times(reply: dict[str, Any]) -> list[float]:
     if not isinstance(times, list) or not all(isinstance(time, (int, float)) for time in times):
         return []
     return [float(time) for time in times]
-
-
-def check_leaf(leaf: dict[str, Any], dtype: str, expected_shape: tuple[int, ...], path: str) -> None:
-    """Is the described output one the supervisor can and may read? Raises RejectedError."""
-    shape, stride = leaf["shape"], leaf["stride"]
-    if leaf["dtype"] != dtype or tuple(shape) != expected_shape:
-        raise RejectedError(
-            Outcome.WRONG,
-            f"{path} must be {dtype} {expected_shape}, got {leaf['dtype']} {tuple(shape)}",
-        )
-    if 0 in shape:
-        return
-    if not leaf["address"] or len(stride) != len(shape) or any(step < 0 for step in stride):
-        raise RejectedError(
-            Outcome.WRONG,
-            f"{path} must be an ordinary strided tensor with memory of its own, on the device of the inputs",
-        )
-    itemsize = ITEMSIZE[leaf["dtype"]]
-    dense = itemsize * int(np.prod(shape))
-    if span_bytes(leaf, itemsize) > max(_MAX_SPAN_FACTOR * dense, _MAX_SPAN_BYTES):
-        raise RejectedError(
-            Outcome.WRONG, f"{path} is spread too thinly over memory (strides {stride}); return a contiguous tensor"
-        )
-    if span_bytes(leaf, itemsize) < dense:
-        raise RejectedError(
-            Outcome.WRONG, f"{path} has overlapping elements (strides {stride}); every element needs memory of its own"
-        )

@@ -6,7 +6,7 @@ from typing import Any
 
 from sandbox.judge.spec import DeviceSpec
 from sandbox.skill import load_skill
-from sandbox.toolchains.cuda import arch_of, cudart_major, runs_on
+from sandbox.toolchains.cuda_toolkit import arch_of, cudart_major, runs_on
 from sandbox.types import Artifact, DeviceError
 
 

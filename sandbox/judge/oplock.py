@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sandbox.judge.ownwork import ALLOWED_OPERATORS
-from sandbox.symbols import ALLOWED_ATEN
+from sandbox.symbol_lists import ALLOWED_ATEN
 
 _NAMESPACES = ("aten", "mkldnn")
 _DISPATCH_KEY = "CPU"

@@ -7,25 +7,21 @@ on a GPU outputs come there to be compared, and an answer is only fetched when o
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import gc
-import sys
 import traceback
-import types
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from sandbox.judge.agreement import TOLERANCE, is_close, matching_double, meets_tolerance, same_bytes, shares_storage
 from sandbox.judge.channel import Channel
-from sandbox.judge.inputs import Transform, apply_transform, change_block, perturb_parameters, transforms_for
-from sandbox.judge.placement import Placement, leaf_of, make_placement, settle_allocator
+from sandbox.judge.host import settle_allocator
+from sandbox.judge.inputs import Transform, apply_transform, change_block, transforms_for
+from sandbox.judge.placement import Placement, leaf_of, make_placement
+from sandbox.judge.reference import Reference, seeded
 from sandbox.judge.serving import ModelServer, answer_until_closed, is_tensor
 from sandbox.judge.values import flatten, pack_tensors, unflatten
 
-_JITTER = 1e-6
 _FOOTPRINT_SAMPLES = 4
 
 
@@ -34,10 +30,7 @@ class OracleServer(ModelServer):
 
     def __init__(self, channel: Channel, placement: Placement) -> None:
         super().__init__(channel, placement)
-        self._task: Any = None
-        self._reference: torch.nn.Module = torch.nn.Identity()
-        self._double: torch.nn.Module | None = None
-        self._originals: dict[str, torch.Tensor] = {}
+        self._reference: Reference
         self._weights: dict[str, torch.Tensor] = {}
         self._draws: dict[int, list[Any]] = {}
         self._answers: dict[int, list[Any]] = {}
@@ -48,47 +41,36 @@ class OracleServer(ModelServer):
 
     def do_build(self, message: dict[str, Any]) -> dict[str, Any]:
         """Runs the task's code and builds its Model. The reply holds all that a candidate needs to know."""
-        self._task = types.ModuleType("task_model")
-        sys.modules["task_model"] = self._task  # dataclasses and pickle look classes up there
-        exec(compile(message["code"], "model.py", "exec"), self._task.__dict__)
-        torch.manual_seed(message["seed"])
-        init_tensors: list[Any] = []
-        init = flatten(self._task.get_init_inputs(), is_tensor, init_tensors)
-        arguments = unflatten(init, [self.placement.copy_in(tensor) for tensor in init_tensors])
-        with self.placement.creation():
-            self._reference = self._task.Model(*arguments).eval().to(self.placement.kind)
-        state = {name: self.placement.copy_out(tensor) for name, tensor in self._reference.state_dict().items()}
-        self._originals = {name: tensor.clone() for name, tensor in state.items()}
-        self.models["eager"] = self._reference
-        inputs, draw = self._draw_natural(message["seed"])
+        self._reference = reference = Reference(self.placement, message["code"], message["seed"])
+        self.models["eager"] = reference.model
+        inputs, draw = reference.draw(message["seed"])
+        weights = reference.built_state.items()
         self._transforms = transforms_for(draw)
         return {
-            "init": init,
-            "init_tensors": pack_tensors(init_tensors),
+            "init": reference.init,
+            "init_tensors": pack_tensors(reference.init_tensors),
             "inputs": inputs,
             "leaves": [self.placement.kept_leaf(tensor) for tensor in draw],
-            "weights": [leaf_of(tensor.contiguous()) | {"name": name} for name, tensor in state.items()],
+            "weights": [leaf_of(tensor.contiguous()) | {"name": name} for name, tensor in weights],
             "transforms": list(self._transforms),
         }
 
     def do_weights(self, message: dict[str, Any]) -> dict[str, Any]:
         """Redraws the weights in place; the reply says where the supervisor can read them."""
         if message["perturb"]:
-            perturb_parameters(self._reference, self._originals, _generator(message["seed"]))
-        self._weights = {
-            name: self.placement.copy_out(tensor.contiguous()) for name, tensor in self._reference.state_dict().items()
-        }
-        self._double = None
+            self._reference.perturb(message["seed"])
+        self._weights = {name: tensor.contiguous() for name, tensor in self._reference.state().items()}
+        self._reference.drop_double()
         return {"weights": [leaf_of(tensor) | {"name": name} for name, tensor in self._weights.items()]}
 
     def do_draw(self, message: dict[str, Any]) -> dict[str, Any]:
         """Makes inputs and keeps them under `key`: natural, or made from an earlier draw `base`."""
         kind, base = message["kind"], self._draws.get(message.get("base", -1))
-        _, natural = self._draw_natural(message["seed"]) if kind in ("natural", "block") else ({}, [])
+        _, natural = self._reference.draw(message["seed"]) if kind in ("natural", "block") else ({}, [])
         if kind == "natural":
             tensors = natural
         elif kind == "block":
-            generator = _generator(message["seed"] + 1)
+            generator = seeded(message["seed"] + 1)
             tensors = [change_block(mine, other, generator) for mine, other in zip(base or [], natural, strict=True)]
         else:
             transform = self._transforms[kind]
@@ -129,14 +111,13 @@ class OracleServer(ModelServer):
         inputs = self._draws[key]
         self._use_threads(1)
         placed = [self.placement.copy_in(tensor) for tensor in inputs]
-        with torch.no_grad():
-            eager = self._reference(*unflatten(node, placed))
+        eager = self._reference.run(placed, node)
         if self._mutates is None:
             self._mutates = any(not same_bytes(old, new) for old, new in zip(inputs, placed, strict=True))
         tensors: list[Any] = []
         output = flatten(eager, is_tensor, tensors)
-        exact = matching_double(self._run_double(inputs, node) if message["exact"] else None, tensors)
-        unstable = self._unstable_integers(inputs, node, tensors) if message["exact"] else {}
+        exact = matching_double(self._reference.run_double(inputs, node) if message["exact"] else None, tensors)
+        unstable = self._reference.unstable_integers(inputs, node, tensors) if message["exact"] else {}
         facts = {
             "mutates": self._mutates,
             "aliases": [shares_storage(tensor, placed, self.placement) for tensor in tensors],
@@ -183,8 +164,8 @@ class OracleServer(ModelServer):
     def do_compile(self, message: dict[str, Any]) -> dict[str, Any]:
         """Compiles the reference with torch.compile in default mode, on one natural draw; `models["compile"]`."""
         self._use_threads(self._num_threads)
-        compiled = torch.compile(self._reference)
-        node, tensors = self._draw_natural(message["seed"])
+        compiled = torch.compile(self._reference.model)
+        node, tensors = self._reference.draw(message["seed"])
         inputs = unflatten(node, [self.placement.copy_in(tensor) for tensor in tensors])
         with torch.no_grad():
             for _ in range(2):
@@ -199,25 +180,18 @@ class OracleServer(ModelServer):
         maximum) the share comes out too small, which is on the safe side. `rate`: Placement.copy_rate for that much.
         """
         inputs, node = self._draws[message["key"]], message["inputs"]
-        _, others = self._draw_natural(message["seed"])
-        before = self._outputs_of(inputs, node)
+        _, others = self._reference.draw(message["seed"])
+        before = self._reference.outputs_of(inputs, node)
         total = sum(tensor.numel() * tensor.element_size() for tensor in before)
-        generator = _generator(message["seed"])
+        generator = seeded(message["seed"])
         for index, tensor in enumerate(inputs):
             matters = 0
             for _ in range(_FOOTPRINT_SAMPLES):
                 changed = [*inputs[:index], change_block(tensor, others[index], generator), *inputs[index + 1 :]]
-                after = self._outputs_of(changed, node)
+                after = self._reference.outputs_of(changed, node)
                 matters += any(not same_bytes(old, new) for old, new in zip(before, after, strict=True))
             total += tensor.numel() * tensor.element_size() * matters // _FOOTPRINT_SAMPLES
         return {"bytes": total, "rate": self.placement.copy_rate(total)}
-
-    def _outputs_of(self, inputs: list[Any], node: dict[str, Any]) -> list[Any]:
-        """Eager's outputs that are no views of inputs."""
-        placed = [self.placement.copy_in(tensor) for tensor in inputs]
-        tensors: list[Any] = []
-        flatten(self._run(self._reference, placed, node), is_tensor, tensors)
-        return [tensor for tensor in tensors if not shares_storage(tensor, placed, self.placement)]
 
     def do_start(self, message: dict[str, Any]) -> dict[str, Any]:
         facts = super().do_start(message)
@@ -230,7 +204,7 @@ class OracleServer(ModelServer):
 
     def do_settle(self, message: dict[str, Any]) -> dict[str, Any]:
         """Before the clock starts: as few leftovers of the checks as possible."""
-        self._double = None
+        self._reference.drop_double()
         self._use_threads(self._num_threads)
         gc.collect()
         gc.freeze()
@@ -239,49 +213,6 @@ class OracleServer(ModelServer):
     def _use_threads(self, count: int) -> None:
         if torch.get_num_threads() != count:
             torch.set_num_threads(count)
-
-    def _draw_natural(self, seed: int) -> tuple[dict[str, Any], list[Any]]:
-        """Node and tensors of get_inputs(), drawn where models run."""
-        torch.manual_seed(seed)
-        with self.placement.creation():
-            drawn = list(self._task.get_inputs())
-        tensors: list[Any] = []
-        node = flatten(drawn, is_tensor, tensors)
-        return node, [self.placement.keep(tensor) for tensor in tensors]
-
-    def _run(self, model: torch.nn.Module, placed: list[Any], node: dict[str, Any]) -> Any:
-        with torch.no_grad():
-            return model(*unflatten(node, placed))
-
-    def _run_double(self, tensors: list[Any], node: dict[str, Any]) -> Any:
-        """The reference in float64, or None where it cannot run so."""
-        try:
-            if self._double is None:
-                self._double = copy.deepcopy(self._reference).double()
-            placed = [self.placement.copy_in(tensor) for tensor in tensors]
-            wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in placed]
-            with _default_dtype(torch.float64):
-                return self._run(self._double, wide, node)
-        except (RuntimeError, TypeError, ValueError):  # the task mixes in float32 of its own: eager is the reference
-            return None
-
-    def _unstable_integers(self, tensors: list[Any], node: dict[str, Any], eager: list[Any]) -> dict[int, Any]:
-        """Positions of integer outputs (argmax, for example) that change when inputs move in their last digits."""
-        integers = [index for index, tensor in enumerate(eager) if not tensor.is_floating_point()]
-        if not integers or not any(tensor.is_floating_point() for tensor in tensors):
-            return {}
-        placed = [self.placement.copy_in(tensor) for tensor in tensors]
-        moved = [
-            tensor * (1 + _JITTER * torch.randn_like(tensor)) if tensor.is_floating_point() else tensor
-            for tensor in placed
-        ]
-        again: list[Any] = []
-        flatten(self._run(self._reference, moved, node), is_tensor, again)
-        return {
-            index: (again[index] != eager[index]).contiguous()
-            for index in integers
-            if again[index].shape == eager[index].shape
-        }
 
 
 def serve(channel: Channel, device: str) -> None:
@@ -293,19 +224,3 @@ def serve(channel: Channel, device: str) -> None:
 def _describe_error(error: BaseException) -> dict[str, Any]:
     lines = "".join(traceback.format_exception(error, limit=-6))
     return {"type": type(error).__name__, "message": str(error)[:2000], "traceback": lines[-3000:]}
-
-
-def _generator(seed: int) -> torch.Generator:
-    generator = torch.Generator()
-    generator.manual_seed(seed)
-    return generator
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

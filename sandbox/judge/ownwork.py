@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandbox.judge.candidate_side import RejectedError
+from sandbox.judge.rejection import RejectedError
 from sandbox.types import Outcome
 
 ALLOWED_OPERATORS = frozenset(

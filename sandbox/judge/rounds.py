@@ -18,12 +18,13 @@ import numpy as np
 from sandbox.config import JudgeConfig
 from sandbox.judge import timing
 from sandbox.judge.arena import MemoryAccessError
-from sandbox.judge.candidate_side import CandidateSide, RejectedError
-from sandbox.judge.checks import Checker
+from sandbox.judge.candidate_side import CandidateSide
 from sandbox.judge.fresh import make_slots
 from sandbox.judge.oracle_side import OracleSide
+from sandbox.judge.rejection import RejectedError
 from sandbox.judge.shares import WANTED, Shares
 from sandbox.judge.spots import SpotChecks
+from sandbox.judge.timed_outputs import TimedOutputs
 from sandbox.types import DeviceError, Outcome
 
 _FIRST_LOT = 5
@@ -45,14 +46,22 @@ class Rounds:
     """Runs them, and keeps what is to be verified afterwards."""
 
     def __init__(
-        self, config: JudgeConfig, oracle: OracleSide, candidate: CandidateSide, checker: Checker, shares: Shares | None
+        self,
+        config: JudgeConfig,
+        oracle: OracleSide,
+        candidate: CandidateSide,
+        outputs: TimedOutputs,
+        *,
+        mutates: bool,
+        shares: Shares | None,
     ) -> None:
+        """`mutates`: the reference itself changes its inputs, so the candidate may."""
         self._config = config
         self._oracle = oracle
         self._candidate = candidate
-        self._checker = checker
+        self._outputs = outputs
         self._shares = shares
-        self._mutates = checker.mutates
+        self._mutates = mutates
         self._slots = make_slots(oracle, candidate, rounds=config.timed_rounds)
         self._every = self._slots.every
         self._eager, self._timed = timing.oracle_contender(oracle, "eager"), self._contender()
@@ -74,7 +83,7 @@ class Rounds:
     def run(self) -> tuple[timing.Series, timing.Series]:
         """Times of candidate and eager, a value a round. Raises RejectedError, DeviceError."""
         eager, candidate = self._eager, self._timed
-        if not self._mutates and self._checker.leaves:
+        if not self._mutates and self._outputs.leaves:
             self.spots = SpotChecks(self._oracle, self._candidate)
         timing.warm_up([candidate, eager], self._every, warmup_ms=self._config.warmup_ms)
         rounds = timing.plan_rounds(self._config.timed_rounds, 3 * timing.TARGET_BATCH_S)
@@ -120,7 +129,7 @@ class Rounds:
         # any of the candidate's calls may be among eager's, whose answers the spot checks take
         theirs = used[: eager.num_calls] if self._mutates else secrets.SystemRandom().sample(used, eager.num_calls)
         if self.spots is not None:
-            self.spots.begin(used, self._checker.leaves)
+            self.spots.begin(used, self._outputs.leaves)
         for contender in order:
             contender.series.values_ms.append(timing.time_batch(contender, mine if contender is candidate else theirs))
             if contender is candidate:
@@ -137,14 +146,14 @@ class Rounds:
             len(self._every),
             _OBSERVED_CALLS if self._oracle.device == "cpu" else 1,
             int(_OBSERVED_S / max(candidate.warm_s, 1e-6)),
-            _OBSERVED_BYTES // max(1, self._checker.output_bytes),
+            _OBSERVED_BYTES // max(1, self._outputs.num_bytes),
         )
         used = secrets.SystemRandom().sample(self._every, max(candidate.num_calls, several))
         self._slots.refresh(used)
         self._candidate.worker.resume()
         self._candidate.prepare(self._oracle, used, observe=True)
         candidate.go()
-        self._checker.timed_outputs(len(used))
+        self._outputs.of_batch(len(used))
         self._candidate.observe()
         self._candidate.release()
         self._candidate.worker.stop()
@@ -203,12 +212,12 @@ class Rounds:
             raise RejectedError(Outcome.WRONG, "a timed call of ModelNew.forward changed its inputs")
         if self.spots is not None:
             try:
-                self.spots.candidate(batch, self._checker.timed_outputs(len(batch)))
+                self.spots.candidate(batch, self._outputs.of_batch(len(batch)))
             except MemoryAccessError as error:
                 text = f"a timed call's output cannot be read: {error}"
                 raise RejectedError(Outcome.RUNTIME_ERROR, text) from error
         if key is not None:
-            self.snapshots.append((key, self._checker.snapshot(chosen, len(batch))))
+            self.snapshots.append((key, self._outputs.snapshot(chosen, len(batch))))
 
     def _inputs_unchanged(self, batch: list[int], chosen: int, key: int | None) -> bool:
         """On a GPU only of calls that are verified: all would take longer to copy than to time."""

@@ -14,13 +14,15 @@ from pathlib import Path
 from sandbox.config import JudgeConfig
 from sandbox.judge import timing
 from sandbox.judge.arena import Arena
-from sandbox.judge.candidate_side import CandidateSide, RejectedError
+from sandbox.judge.candidate_side import CandidateSide
 from sandbox.judge.checks import Checker, CheckReport
 from sandbox.judge.gate import Gate
 from sandbox.judge.oracle_side import OracleSide
+from sandbox.judge.rejection import RejectedError
 from sandbox.judge.rounds import Rounds
 from sandbox.judge.shares import Shares
 from sandbox.judge.spots import suspect_arrays
+from sandbox.judge.timed_outputs import TimedOutputs
 from sandbox.judge.worker import WorkerError
 from sandbox.types import Artifact, Outcome
 
@@ -44,6 +46,7 @@ class Run:
         self.shares: Shares | None = None
         """On a CPU, whose code ran while calls were made."""
         self._rounds: Rounds | None = None
+        self._outputs: TimedOutputs
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -117,7 +120,15 @@ class Run:
         another may be timed before it."""
         with self.phase("ready_s"):
             self._oracle.ask({"op": "settle"})
-            self._rounds = Rounds(self._config, self._oracle, self._candidate, self._checker, self.shares)
+            self._outputs = TimedOutputs(self._oracle, self._candidate, self._checker.leaves)
+            self._rounds = Rounds(
+                self._config,
+                self._oracle,
+                self._candidate,
+                self._outputs,
+                mutates=self._checker.mutates,
+                shares=self.shares,
+            )
             self._rounds.get_ready()
             self.give_way()
             self._rounds.make_first_calls()
@@ -170,7 +181,7 @@ class Run:
         assert self._rounds is not None
         with self.phase("verify_s"):
             for key, outputs in self._rounds.snapshots:
-                self._checker.compare_snapshot(outputs, self._oracle.answer(key, self._config.protocol))
+                self._outputs.compare(outputs, self._oracle.answer(key, self._config.protocol))
             for suspect in self._rounds.spots.suspects if self._rounds.spots is not None else ():
                 answer = self._oracle.answer(suspect.key, self._config.protocol)
-                self._checker.compare_snapshot(suspect_arrays(suspect, answer), answer)
+                self._outputs.compare(suspect_arrays(suspect, answer), answer)

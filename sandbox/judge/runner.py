@@ -18,9 +18,10 @@ import torch
 from sandbox import seccomp
 from sandbox.bindings import load_module
 from sandbox.judge.channel import Channel
+from sandbox.judge.host import settle_allocator
 from sandbox.judge.observe import BlockedFunctional, OperatorRecord, TamperRecord
 from sandbox.judge.oplock import ForeignOperatorError, OperatorLock
-from sandbox.judge.placement import Placement, make_placement, settle_allocator
+from sandbox.judge.placement import Placement, make_placement
 from sandbox.judge.serving import ModelServer, answer_until_closed
 from sandbox.judge.values import unflatten, unpack_tensors
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from sandbox.judge.arena import span_bytes
-from sandbox.judge.candidate_side import CandidateSide, RejectedError
+from sandbox.judge.candidate_side import CandidateSide
 from sandbox.judge.oracle_side import Answer
+from sandbox.judge.rejection import RejectedError
 from sandbox.judge.values import ITEMSIZE
 from sandbox.types import Outcome
 

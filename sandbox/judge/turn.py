@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sandbox.judge.gate import Gate
+from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.still import Stillness
 from sandbox.judge.timing import Series
 from sandbox.judge.worker import Worker
@@ -56,22 +57,28 @@ class TurnReport:
             )
 
 
+def probe_of(oracle: OracleSide) -> Probe | None:
+    """On a GPU, a small piece of work in the reference's process."""
+    return (lambda: oracle.ask({"op": "probe"})["ms"]) if oracle.device == "cuda" else None
+
+
 class Turns:
     """Of one device."""
 
-    def __init__(self, quiet: QuietLease | None, gate: Gate, workers: Workers) -> None:
+    def __init__(self, quiet: QuietLease | None, workers: Workers) -> None:
         """`quiet` None: nobody is stopped but the device's own jobs and workers."""
         self._quiet = quiet
-        self._gate = gate
         self._workers = workers
+        self.work = Gate()
+        """Shared by all that jobs do on the device; alone while a clock runs."""
         self._stillness = Stillness()
 
     @contextlib.contextmanager
     def take(self, *timed: Worker, probe: Probe | None) -> Iterator[TurnReport]:
         """Everything registered stands still, except the workers that are timed. `probe`: on a GPU, milliseconds that
-        a small piece of work took, several times. Not within the gate. Raises DeviceError."""
+        a small piece of work took, several times. Not within `work`. Raises DeviceError."""
         report, began = TurnReport(), time.monotonic()
-        with self._gate.alone():
+        with self.work.alone():
             report.waited_s = time.monotonic() - began
             with self._stopped(timed, report), self._workers.bystanders_stopped(but=timed):
                 if probe is not None:

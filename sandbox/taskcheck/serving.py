@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import os
 import statistics
-import sys
 import time
 import traceback
 import types
@@ -21,8 +20,10 @@ from typing import Any
 import torch
 
 from sandbox.judge.channel import Channel
+from sandbox.judge.host import settle_allocator
 from sandbox.judge.inputs import perturb_parameters
-from sandbox.judge.placement import Placement, layout_of, make_placement, settle_allocator
+from sandbox.judge.placement import Placement, layout_of, make_placement
+from sandbox.judge.reference import run_code
 from sandbox.judge.serving import is_tensor
 from sandbox.judge.values import flatten, unflatten
 from sandbox.taskcheck.observe import DispatchRecord, OperatorCalls, OutsideRecord
@@ -66,8 +67,7 @@ class TaskProbe:
         return facts | {"printed": self._outside.printed, "touched": touched, "slept": self._outside.slept}
 
     def _build(self, message: dict[str, Any]) -> dict[str, Any]:
-        sys.modules["task_model"] = self._module  # dataclasses and pickle look classes up there
-        exec(compile(message["code"], "model.py", "exec"), self._module.__dict__)
+        run_code(message["code"], self._module)
         self._model = self._make_model(seed=1)
         first, second = self._draw(_SEEDS[0]), self._draw(_SEEDS[1])
         state = self._model.state_dict()

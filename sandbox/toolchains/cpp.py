@@ -18,8 +18,9 @@ from typing import Literal
 
 from sandbox.elf import dynamic_symbols
 from sandbox.toolchains.diagnostics import trim_errors
+from sandbox.toolchains.interface import Prototype, PrototypeError, interface_of
 from sandbox.toolchains.process import Ran, run_limited
-from sandbox.toolchains.prototypes import Prototype, PrototypeError, interface_of, parse_prototypes
+from sandbox.toolchains.prototypes import parse_prototypes
 from sandbox.types import SandboxUnavailableError
 
 CODE_FLAGS = [

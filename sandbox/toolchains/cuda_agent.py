@@ -12,15 +12,8 @@ from pathlib import Path
 from sandbox.cache import ContentCache
 from sandbox.toolchains.cpp import Deadline, compile_sources
 from sandbox.toolchains.cpp_agent import PREFIX, AgentToolchain, torch_root, torch_version
-from sandbox.toolchains.cuda import (
-    DEVICE_FLAGS,
-    HOST_FLAGS,
-    compile_cuda,
-    cuda_identity,
-    cuda_libraries,
-    present_arch,
-    toolkit,
-)
+from sandbox.toolchains.cuda import DEVICE_FLAGS, HOST_FLAGS, compile_cuda
+from sandbox.toolchains.cuda_toolkit import cuda_identity, cuda_libraries, present_arch, toolkit
 from sandbox.types import SandboxUnavailableError
 
 

@@ -14,7 +14,7 @@ import agent_cases
 import gpu_cases
 
 from sandbox.config import CompileConfig, JudgeConfig
-from sandbox.judge.coordinator import LocalJudge
+from sandbox.judge.local import LocalJudge
 from sandbox.types import Candidate, Judgement, Outcome
 
 SLOWER = 12

@@ -16,8 +16,8 @@ import gpu_cases
 
 from sandbox.compile import CompileService
 from sandbox.config import CompileConfig, JudgeConfig
-from sandbox.judge.coordinator import make_device_judge
 from sandbox.judge.device import DeviceJudge
+from sandbox.judge.local import make_device_judge
 from sandbox.types import Artifact, DeviceError, Judgement
 
 TARGET = 0.01

@@ -5,7 +5,9 @@ import functools
 import os
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -135,6 +137,16 @@ async def test_actors_run_many_dialogues_at_once_and_return_whole_trajectories(c
         ray.kill(actor)
 
 
+async def once_it_is_back(ask: Callable[[], Awaitable[Any]]) -> Any:
+    """The first answer of an actor that Ray is starting again."""
+    for _ in range(60):
+        try:
+            return await ask()
+        except RolloutError:
+            await asyncio.sleep(0.5)
+    raise AssertionError("the actor does not come back")
+
+
 async def test_a_killed_actor_loses_what_was_under_way_and_comes_back(cluster, tmp_path: Path) -> None:
     actors = started(lambda number: {"expert": slow_expert})
     (pid,) = await call(actors[1].process_ids)
@@ -146,12 +158,7 @@ async def test_a_killed_actor_loses_what_was_under_way_and_comes_back(cluster, t
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(RolloutError, match="a remote call was lost"):
         await running
-    for _ in range(60):
-        try:
-            trajectory = await roll()
-            break
-        except RolloutError:
-            await asyncio.sleep(0.5)
+    trajectory = await once_it_is_back(roll)
     assert trajectory.judgement.reward == 3.0
     assert await call(actors[1].process_ids) != [pid]
     for actor in actors:
@@ -179,14 +186,7 @@ async def test_dialogues_reach_engines_through_handles_and_survive_the_loss_of_o
     assert await asyncio.gather(*[roll(i) for i in range(8)]) == [1] * 8  # the dead one is left alone for a while
     (pid,) = await call(actors[0].process_ids)
     os.kill(pid, signal.SIGKILL)
-    for _ in range(60):
-        try:
-            assert await roll(0) in (0, 1)
-            break
-        except RolloutError:
-            await asyncio.sleep(0.5)
-    else:
-        raise AssertionError("an actor that holds engines' handles does not come back")
+    assert await once_it_is_back(lambda: roll(0)) in (0, 1)  # although it holds engines' handles
     for actor in [*actors, engines[1]]:
         ray.kill(actor)
 
@@ -222,12 +222,8 @@ async def test_an_actor_that_falls_silent_is_ended_and_its_work_repeated(cluster
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(RolloutError, match="a remote call was lost"):
         await asyncio.wait_for(running, 60)
-    for _ in range(60):
-        try:
-            assert (await asyncio.wait_for(roll(), 60)).judgement.reward == 3.0
-            break
-        except RolloutError:
-            await asyncio.sleep(0.5)
+    trajectory = await once_it_is_back(lambda: asyncio.wait_for(roll(), 60))
+    assert trajectory.judgement.reward == 3.0
     assert silent == [1] and await call(actors[1].process_ids) == [other] and not psutil.pid_exists(pid)
     watching.cancel()
     for actor in actors:

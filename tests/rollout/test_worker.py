@@ -14,7 +14,7 @@ from rollout.scripted import Opening, Script, ScriptedPolicy
 from rollout.types import StopReason, Trajectory
 from rollout.worker import RolloutWorker
 from sandbox.config import CompileConfig, JudgeConfig, SandboxConfig
-from sandbox.judge.coordinator import LocalJudge
+from sandbox.judge.local import LocalJudge
 from sandbox.quiet import QuietLease
 from sandbox.types import DeviceError, Outcome, Task
 

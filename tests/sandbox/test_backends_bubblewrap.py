@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import conformance
 import pytest
-from test_backends import BUBBLEWRAP, CHILD, lay_out
+from test_backends import BUBBLEWRAP, kill_a_driver, lay_out
 
 from sandbox.backends import bubblewrap, cgroup, open_sandbox, warm_up
 from sandbox.types import SandboxUnavailableError
@@ -37,18 +36,7 @@ async def test_nothing_is_left_when_it_is_closed(tmp_path: Path) -> None:
 
 async def test_everything_of_a_killed_driver_ends_and_its_groups_are_reaped(tmp_path: Path) -> None:
     before = groups()
-    arguments = [sys.executable, "-c", CHILD, BUBBLEWRAP.model_dump_json(), str(lay_out(tmp_path / "task"))]
-    child = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
-    assert child.stdout
-    pid, _ = json.loads(child.stdout.readline())
-    child.kill()
-    child.communicate()
-    for _ in range(100):
-        if not Path(f"/proc/{pid}").exists():
-            break
-        await asyncio.sleep(0.1)
-    else:
-        raise AssertionError("the sandbox outlives its driver")
+    await kill_a_driver(BUBBLEWRAP, tmp_path / "task")
     await warm_up(BUBBLEWRAP)
     assert groups() <= before
 

@@ -11,7 +11,8 @@ import judge_cases as cases
 import pytest
 
 from sandbox.config import CompileConfig, JudgeConfig
-from sandbox.judge.coordinator import JudgeCoordinator, LocalJudge
+from sandbox.judge.coordinator import JudgeCoordinator
+from sandbox.judge.local import LocalJudge
 from sandbox.judge.spec import device_cores
 from sandbox.pool import ProfilerPool
 from sandbox.quiet import QuietLease

@@ -30,7 +30,7 @@ def artifact(tmp_path_factory) -> Artifact:
 
 @pytest.mark.nvcc
 def test_code_of_another_gpu_or_cuda_release_is_our_trouble(artifact):
-    from sandbox.toolchains.cuda import toolkit
+    from sandbox.toolchains.cuda_toolkit import toolkit
 
     major = toolkit().version.partition(".")[0]
     check_fits("cuda", artifact, GPU, H200 | {"cuda": f"{major}.9"})

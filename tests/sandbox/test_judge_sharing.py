@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sandbox.judge.candidate_side import RejectedError
+from sandbox.judge.rejection import RejectedError
 from sandbox.judge.sharing import refuse_shared_calls
 
 CANDIDATE = SimpleNamespace(holds_inputs=lambda start, end: start >= 9000)

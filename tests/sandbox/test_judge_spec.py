@@ -4,7 +4,7 @@ import pytest
 
 from sandbox.config import JudgeConfig
 from sandbox.judge.spec import DeviceSpec, device_spec
-from sandbox.toolchains.cuda import arch_of, runs_on
+from sandbox.toolchains.cuda_toolkit import arch_of, runs_on
 
 
 def test_a_cpu_device_is_its_share_of_the_cores():

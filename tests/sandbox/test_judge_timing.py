@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sandbox.config import JudgeConfig
-from sandbox.judge.candidate_side import RejectedError
+from sandbox.judge.rejection import RejectedError
 from sandbox.judge.rounds import Rounds
 from sandbox.judge.timing import Contender, Series, is_settled, middle_mean, time_batch
 from sandbox.types import DeviceError, Outcome
@@ -62,8 +62,8 @@ def test_events_that_say_nothing_are_our_trouble(events_ms):
 def compared(candidate: tuple[list[float], list[float]], eager: tuple[list[float], list[float]]) -> Rounds:
     """`candidate` and `eager`: milliseconds of rounds by the events and by the supervisor's clock."""
     oracle = SimpleNamespace(device="cuda", layout=SimpleNamespace(slots=[], slot_bytes=0), worker=None)
-    side, checker = SimpleNamespace(protocol="hardened", device="cuda", worker=None), SimpleNamespace(mutates=False)
-    run = Rounds(JudgeConfig(device="cuda"), oracle, side, checker, None)  # type: ignore[arg-type]
+    side, outputs = SimpleNamespace(protocol="hardened", device="cuda", worker=None), SimpleNamespace()
+    run = Rounds(JudgeConfig(device="cuda"), oracle, side, outputs, mutates=False, shares=None)  # type: ignore[arg-type]
     contenders = []
     for events, outside in (candidate, eager):
         contender = gpu_contender([1.0] * 4)

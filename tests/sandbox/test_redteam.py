@@ -10,7 +10,7 @@ import pytest
 import redteam_cases
 
 from sandbox.config import CompileConfig, JudgeConfig
-from sandbox.judge.coordinator import LocalJudge
+from sandbox.judge.local import LocalJudge
 from sandbox.types import Judgement, Outcome
 
 NAMES = sorted(path.parent.name for path in (redteam_cases.OWN / "cases").glob("*/expect.json"))

@@ -13,7 +13,9 @@ import psutil
 import pytest
 import ray
 
-from sandbox.actors import ActorDevice, CompileFleet, RemoteJudge, start_judge
+from sandbox.actors.compiling import CompileFleet
+from sandbox.actors.devices import ActorDevice
+from sandbox.actors.judge import RemoteJudge, start_judge
 from sandbox.compile import CompileService
 from sandbox.config import CompileConfig, JudgeConfig
 from sandbox.types import Candidate, DeviceError, Outcome, Task

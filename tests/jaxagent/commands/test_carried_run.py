@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.cli import DONE, TIME_UP
+from jaxagent.cli.exits import DONE, TIME_UP
 from jaxagent.commands.pack import pack_run, unpack_run
 from jaxagent.config.load import load_config
 from jaxagent.run.folder import RunFolder

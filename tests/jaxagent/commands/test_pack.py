@@ -12,7 +12,8 @@ import pytest
 from learner_process import SMALL
 from toys import random_trajectories
 
-from jaxagent.cli import BAD_USAGE, DONE, main
+from jaxagent.cli import main
+from jaxagent.cli.exits import BAD_USAGE, DONE
 from jaxagent.commands import pack as packing
 from jaxagent.commands.pack import PackError, pack_run, unpack_run
 from jaxagent.config.load import load_config

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.cli import BAD_USAGE, main
+from jaxagent.cli import main
+from jaxagent.cli.exits import BAD_USAGE
 from jaxagent.commands.preflight import check_inputs
 from jaxagent.config.load import load_config
 from jaxagent.run.folder import create_run

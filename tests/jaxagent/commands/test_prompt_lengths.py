@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,8 @@ def test_what_is_found_too_long_is_what_a_dialogue_refuses(model_dir, tmp_path, 
 
 
 def fitting(model_dir, train, heldout, *overrides: str) -> tuple[list[str], list[str]]:
-    config = load_config(Path("configs/smoke.yaml"), overrides)
+    room = ["--stages.expert.dialogue.max_reply_tokens", "2048"]  # this tokenizer knows few words
+    config = load_config(Path("configs/smoke.yaml"), [*room, *overrides])
     said: list[str] = []
     tasks = fitting_tasks(config, train, heldout, model_dir=model_dir, say=said.append)
     return [task.task_id for task in tasks], said
@@ -85,3 +87,13 @@ def test_a_heldout_task_that_does_not_fit_is_refused(model_dir):
 def test_where_no_train_task_fits_the_run_does_not_start(model_dir):
     with pytest.raises(ConfigError, match="so it is with all 1 train tasks"):
         fitting(model_dir, [LONG], TASKS)
+
+
+def test_an_expert_whose_answers_would_be_cut_is_refused_with_the_length_that_they_need(model_dir):
+    limit = "--stages.expert.dialogue.max_reply_tokens"
+    with pytest.raises(ConfigError, match=r"stages\.expert\.dialogue\.max_reply_tokens=200: .*tokens") as refusal:
+        fitting(model_dir, TASKS, TASKS, limit, "200")
+    needed = re.search(r"set it to (\d+) or more", str(refusal.value))
+    assert needed is not None
+    kept, said = fitting(model_dir, TASKS, TASKS, limit, needed[1])
+    assert (len(kept), said) == (3, [])

@@ -16,7 +16,7 @@ from rollout.config import DialogueConfig
 from rollout.store import TrajectoryStore
 from rollout.worker import RolloutWorker
 from sandbox.config import SandboxConfig
-from sandbox.judge.coordinator import LocalJudge
+from sandbox.judge.local import LocalJudge
 
 OVERRIDES = ["--sandbox.backend", "process"]
 

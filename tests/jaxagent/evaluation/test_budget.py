@@ -13,7 +13,7 @@ from test_scorecard import judged, kernelbench_task, sample
 from jaxagent.collection.tickets import Ticket
 from jaxagent.config.run import BudgetConfig
 from jaxagent.evaluation.budget import Budget, BudgetUsedUpError, spent
-from jaxagent.evaluation.evaluate import collect_samples
+from jaxagent.evaluation.evaluate import Sampling, collect_samples
 from jaxagent.run.progress_relay import ProgressRelay
 from rollout.store import TrajectoryStore
 from rollout.trajectory_codec import decode_trajectory, encode_trajectory
@@ -74,8 +74,8 @@ async def collected(store: TrajectoryStore, budget: Budget, *, capacity: int = 2
             raise RolloutError("the server stumbled")
         return trajectory(ticket)
 
-    await collect_samples(store, label="s", tasks=TASKS, samples_per_task=1, rollout=budget.limited(rollout), capacity=capacity,
-                          max_retries=2, seed=0, progress=ProgressRelay(), on_accept=budget.accept)  # fmt: skip
+    sampling = Sampling(label="s", tasks=TASKS, samples_per_task=1, seed=0, rollout=budget.limited(rollout), capacity=capacity, max_retries=2)  # fmt: skip
+    await collect_samples(store, sampling, progress=ProgressRelay(), on_accept=budget.accept)
     return begun
 
 

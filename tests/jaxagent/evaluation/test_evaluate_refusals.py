@@ -7,18 +7,12 @@ from pathlib import Path
 
 import pytest
 from openai_server import OpenAIServer, serve
+from planted_tasks import task
 
-from jaxagent.cli import BAD_USAGE, main
+from jaxagent.cli import main
+from jaxagent.cli.exits import BAD_USAGE
 
-TASK = """import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2
-def get_inputs():
-    return [torch.randn(4)]
-def get_init_inputs():
-    return []
-"""
+TASK = task("return x * 2", inputs="[torch.randn(4)]")
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import pytest
 import ray
 from openai_server import OpenAIServer, serve
 
-from jaxagent.cli import BAD_USAGE, DONE, main
+from jaxagent.cli import main
+from jaxagent.cli.exits import BAD_USAGE, DONE
 from jaxagent.config.load import ConfigError, load_config
 from jaxagent.evaluation.actor import EvaluationActor
 from jaxagent.evaluation.policy_source import parse_policy
@@ -25,7 +26,7 @@ from rollout.endpoint import EndpointPolicy
 from rollout.parsers import make_parser
 from rollout.store import TrajectoryStore
 from rollout.types import RolloutError
-from sandbox.actors import RemoteJudge, start_judge
+from sandbox.actors.judge import RemoteJudge, start_judge
 from sandbox.tasks import load_tasks
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]

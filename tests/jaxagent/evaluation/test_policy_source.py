@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxagent.cli import BAD_USAGE, main
+from jaxagent.cli import main
+from jaxagent.cli.exits import BAD_USAGE
 from jaxagent.config.load import ConfigError
 from jaxagent.evaluation.policy_source import (
     AdapterSource,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxagent.cli import FAILED
+from jaxagent.cli.exits import FAILED
 from jaxagent.files.disk import disk_full
 from jaxagent.files.write import write_atomically
 from jaxagent.learner.checkpoint import CheckpointError, Checkpoints

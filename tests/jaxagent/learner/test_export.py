@@ -13,7 +13,8 @@ from flax import nnx
 from learner_process import SMALL
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from jaxagent.cli import BAD_USAGE, DONE, main
+from jaxagent.cli import main
+from jaxagent.cli.exits import BAD_USAGE, DONE
 from jaxagent.config.load import ConfigError, load_config
 from jaxagent.learner import service as learner_service
 from jaxagent.learner.service import LearnerService

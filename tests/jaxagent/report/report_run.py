@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+from planted_tasks import task
 
 from jaxagent.config.load import load_config
 from jaxagent.config.run import RunConfig
@@ -27,15 +28,7 @@ from sandbox.types import Judgement, Outcome
 
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=2'>\u202e<!-- ]]> {{7*7}} \ud800"
 KERNEL = 'extern "C" void run(const float* x, float* y, int n) {\n  for (int i = 0; i < n; i++)\n    y[i] = x[i];\n}\n'
-TASK = """import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2
-def get_inputs():
-    return [torch.randn(4)]
-def get_init_inputs():
-    return []
-"""
+TASK = task("return x * 2", inputs="[torch.randn(4)]")
 
 
 def make_run(runs_dir: Path, *, name: str) -> RunFolder:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jaxagent.cli import split_overrides
+from jaxagent.cli.overrides import split_overrides
 from jaxagent.config.load import ConfigError, load_config, validate
 from jaxagent.files.write import write_json
 from jaxagent.run.amend import amended, record_change, stages_over

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from jaxagent.cli import TIME_UP, exit_code
+from jaxagent.cli.exits import TIME_UP, exit_code
 from jaxagent.run.time_limit import TimeLimit, TimeUpError
 
 

@@ -12,12 +12,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from jaxagent.models.scratch_tokenizer import save_tokenizer, train_tokenizer
-from jaxagent.synthesis.demo import GPU_SPACE, synthetic_tasks
+from jaxagent.synthesis.demo import synthetic_tasks
 from jaxagent.synthesis.expert import Draft, ExpertPolicy, Habits, Writer, expert_script, expert_texts
 from jaxagent.synthesis.frames import CPP, CUDA, CudaStyle, Dialect, Style, kernel_source, model_new_source
 from jaxagent.synthesis.imagined import PASSED, PROFILE, VERIFY, failed_check, timing
 from jaxagent.synthesis.kernels import parse_model
 from jaxagent.synthesis.lessons import lesson_sequences, lesson_tasks
+from jaxagent.synthesis.task_spaces import GPU_SPACE
 from rollout.agent_loop import run_dialogue
 from rollout.chat import ChatFormat
 from rollout.config import DialogueConfig

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from jaxagent.synthesis.demo import CPU_SPACE, GPU_SPACE, MIN_SIGNAL, SPACES, TaskSpace, faulty_steps, synthetic_tasks
+from jaxagent.synthesis.demo import MIN_SIGNAL, faulty_steps, synthetic_tasks
 from jaxagent.synthesis.frames import CUDA, CUDA_COLS_MULTIPLE, Style, kernel_source, model_new_source
 from jaxagent.synthesis.kernels import OPS, Program, Step, evaluate, model_source, parse_model
+from jaxagent.synthesis.task_spaces import CPU_SPACE, GPU_SPACE, SPACES, TaskSpace
 from sandbox.compile import CompileService
 from sandbox.config import CompileConfig
 from sandbox.types import Candidate
@@ -44,7 +45,7 @@ def test_the_same_seed_gives_the_same_tasks_and_another_seed_others():
 @pytest.mark.parametrize("seed, space", [(0, CPU_SPACE), (1, CPU_SPACE), (2, CPU_SPACE), (0, GPU_SPACE)])
 def test_heldout_tasks_use_known_steps_in_unknown_compositions_and_shapes(seed: int, space: TaskSpace):
     train, heldout = ([parse_model(task.code) for task in tasks] for tasks in synthetic_tasks(seed, space=space))
-    assert (len(train), len(heldout)) == ((24, 8) if space is CPU_SPACE else (200, 60))
+    assert (len(train), len(heldout)) == ((24, 12) if space is CPU_SPACE else (200, 60))
     assert {step for program in heldout for step in program.steps} <= {
         step for program in train for step in program.steps
     }

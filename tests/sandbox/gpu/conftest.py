@@ -11,8 +11,8 @@ import torch
 
 from sandbox.compile import CompileService
 from sandbox.config import CompileConfig, JudgeConfig
-from sandbox.judge.coordinator import make_device_judge
 from sandbox.judge.device import DeviceJudge
+from sandbox.judge.local import make_device_judge
 from sandbox.types import Candidate, Judgement, Task
 
 CORES = min(4, len(os.sched_getaffinity(0)))

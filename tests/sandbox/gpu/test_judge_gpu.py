@@ -10,7 +10,7 @@ import gpu_cases as cases
 import pytest
 
 from sandbox.config import CompileConfig, JudgeConfig
-from sandbox.judge.coordinator import LocalJudge, make_device_judge
+from sandbox.judge.local import LocalJudge, make_device_judge
 from sandbox.skill import load_skill
 from sandbox.symbols import check_symbols
 from sandbox.types import Candidate, DeviceError, Outcome, Task

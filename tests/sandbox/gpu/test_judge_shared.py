@@ -13,8 +13,8 @@ import gpu_cases as cases
 import pytest
 
 from sandbox.config import JudgeConfig
-from sandbox.judge.coordinator import make_device_judge
 from sandbox.judge.device import DeviceJudge
+from sandbox.judge.local import make_device_judge
 from sandbox.quiet import QuietLease
 from sandbox.types import Artifact, DeviceError
 

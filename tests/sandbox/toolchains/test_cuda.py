@@ -14,7 +14,7 @@ from sandbox.config import CompileConfig
 from sandbox.elf import dynamic_symbols
 from sandbox.skill import load_skill
 from sandbox.symbols import check_symbols
-from sandbox.toolchains import cuda
+from sandbox.toolchains import cuda_toolkit
 from sandbox.toolchains.cuda import host_assembly
 from sandbox.types import Artifact, Candidate, CompileResult, SandboxUnavailableError
 
@@ -203,12 +203,12 @@ def test_a_cpp_file_is_no_kernel_of_this_skill(compiles):
 
 def test_missing_parts_of_the_machine_are_our_trouble_and_say_what_to_do(tmp_path, monkeypatch):
     unstated = CompileService(CompileConfig(cache_dir=tmp_path))
-    cuda.present_arch.cache_clear()
+    cuda_toolkit.present_arch.cache_clear()
     with monkeypatch.context() as patched:
         patched.setenv("PATH", str(tmp_path))
         with pytest.raises(SandboxUnavailableError, match="compile.cuda_arch is not set"):
             compiled(unstated, k='extern "C" void f() {}\n')
-    cuda.toolkit.cache_clear()
+    cuda_toolkit.toolkit.cache_clear()
     stated = CompileService(CompileConfig(cache_dir=tmp_path, cuda_arch="sm_90"))
     with monkeypatch.context() as patched:
         patched.setenv("PATH", str(tmp_path))

@@ -6,14 +6,8 @@ import time
 import pytest
 
 from sandbox.toolchains.cxx_text import includes, strip_comments
-from sandbox.toolchains.prototypes import (
-    Parameter,
-    Prototype,
-    PrototypeError,
-    interface_of,
-    parse_prototypes,
-    read_interface,
-)
+from sandbox.toolchains.interface import Parameter, Prototype, PrototypeError, interface_of, read_interface
+from sandbox.toolchains.prototypes import parse_prototypes
 
 
 def names(source: str) -> list[str]:
