@@ -165,7 +165,8 @@ def test_one_that_hangs_while_it_is_timed_is_gone_before_the_next_is(submit, see
     honest = [submit(chain(), timed=True) for _ in range(2)]
     assert all(each.result().accepted for each in honest), [each.result().message for each in honest]
     judgement = hanging.result()
-    assert judgement.outcome is Outcome.TIMEOUT and "timed" in judgement.message and not seen.awake
+    assert judgement.outcome is Outcome.TIMEOUT and "first_try" in judgement.details, judgement.message
+    assert len(seen.turns) >= 4 and not seen.awake  # it had two, and hung in both
 
 
 def test_limits_of_time_stand_still_while_a_neighbour_is_timed(device, submit):
