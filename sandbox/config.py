@@ -55,13 +55,16 @@ class JudgeConfig(Config):
     """Profiler devices; on CPU a device is a pinned set of cores, otherwise one GPU of CUDA_VISIBLE_DEVICES."""
     cores_per_device: int = Field(default=2, gt=0)
     """Cores, and threads, of one CPU device, or beside one GPU; one device may span every core of a small machine."""
+    jobs_per_device: int = Field(default=1, gt=0, le=7)
+    """Judgements under way on one device, side by side but for their clocks: while one is timed the others are
+    stopped. Each takes the memory of its reference and candidate. More than one needs a judge that runs as root."""
     quiet: bool = True
     """Freeze engine, learner and sandboxes for the length of a timed section: for machines with few cores."""
     num_checks: int = Field(default=5, gt=0)
     """Fresh random inputs compared (paper: 5)."""
     warmup_ms: float = Field(default=60.0, ge=0)
     timed_rounds: int = Field(default=9, ge=3)
-    """Interleaved rounds of candidate and eager; medians are reported."""
+    """Interleaved rounds of candidate and eager, of which medians are reported; on a GPU five where these agree."""
     own_share_floor: float = Field(default=0.05, ge=0, lt=1)
     """On a CPU, the least part of the computing time of ModelNew's calls that has to be outside of torch's libraries,
     where copies are made; by samples, so meant for lazy kernels. 0 refuses nothing; the shares are always reported."""
@@ -73,3 +76,8 @@ class JudgeConfig(Config):
     """Repeats elsewhere after trouble of ours (device, worker), before the run stops with an error."""
     baseline_dir: Path = Path("~/.cache/jaxagent/baselines")
     """Times of torch eager and torch.compile, by task content and machine."""
+
+    @property
+    def num_jobs(self) -> int:
+        """Judgements under way on all devices together."""
+        return self.num_devices * self.jobs_per_device

@@ -1,4 +1,4 @@
-"""ProfilerPool: leases devices, one job a device at a time, first come first served; sick devices are replaced."""
+"""ProfilerPool: leases devices to one job each, or a few, first come first served; sick devices are replaced."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from sandbox.occupancy import Occupancy
@@ -36,15 +37,27 @@ DeviceFactory = Callable[[int], Awaitable[Device]]
 """Makes the device of an index; called again for the same index when the device was sick."""
 
 
+@dataclass(slots=True, eq=False)
+class _Made:
+    """A device and the jobs on it."""
+
+    device: Device
+    jobs: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class ProfilerPool:
     """Devices 0 … num_devices - 1, made when first leased."""
 
-    def __init__(self, factory: DeviceFactory, num_devices: int) -> None:
+    def __init__(self, factory: DeviceFactory, num_devices: int, jobs_per_device: int = 1) -> None:
+        """`jobs_per_device`: leases of one device at a time; it has to take them side by side."""
         if num_devices < 1:
             raise ValueError(f"judge.num_devices={num_devices}: at least one device is needed")
         self._factory = factory
-        self._devices: list[Device | None] = [None] * num_devices
-        self._free: list[int] = list(range(num_devices))
+        self._devices: list[_Made | None] = [None] * num_devices
+        self._sick: list[_Made | None] = [None] * num_devices
+        """What was there before, until its last job has ended."""
+        self._free: list[int] = list(range(num_devices)) * jobs_per_device
         self._making = [asyncio.Lock() for _ in range(num_devices)]
         self._turn = 0
         self._waiting: asyncio.Queue[asyncio.Future[int]] = asyncio.Queue()
@@ -58,32 +71,46 @@ class ProfilerPool:
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Device]:
-        """A device for the block alone. A DeviceError that leaves the block has the device replaced."""
+        """A device for the block. A DeviceError that leaves the block has the device replaced: no more jobs begin on
+        it, and the next is made when its last has ended."""
         index = await self._take()
         try:
             with self.occupancy.use():
-                yield await self._device(index)
-        except DeviceError:
-            await self._drop(index)
-            raise
+                made = await self._device(index)
+                made.jobs += 1
+                try:
+                    yield made.device
+                except DeviceError:
+                    self._retire(index, made)
+                    raise
+                finally:
+                    made.jobs -= 1
+                    if self._sick[index] is made and not made.jobs:
+                        await self._end(made)
+                        self._sick[index] = None
         finally:
             self._give(index)
 
     async def beside(self) -> Device:
         """A device for work that may run beside its jobs (Device.warm_compile); no lease, in turn."""
         self._turn = (self._turn + 1) % len(self._devices)
-        return await self._device(self._turn)
+        return (await self._device(self._turn)).device
 
     async def close(self) -> None:
-        for index in range(len(self._devices)):
-            await self._drop(index, count=False)
+        for index, made in enumerate(self._devices):
+            self._devices[index] = None
+            if made is not None:
+                await self._end(made)
 
-    async def _device(self, index: int) -> Device:
+    async def _device(self, index: int) -> _Made:
         async with self._making[index]:
-            device = self._devices[index]
-            if device is None:
-                device = self._devices[index] = await self._factory(index)
-            return device
+            sick = self._sick[index]
+            if sick is not None:
+                await sick.ended.wait()
+            made = self._devices[index]
+            if made is None:
+                made = self._devices[index] = _Made(await self._factory(index))
+            return made
 
     async def _take(self) -> int:
         if self._free:
@@ -105,10 +132,14 @@ class ProfilerPool:
                 return
         self._free.append(index)
 
-    async def _drop(self, index: int, *, count: bool = True) -> None:
-        device, self._devices[index] = self._devices[index], None
-        if device is None:
-            return
-        self.num_replaced += count
-        with contextlib.suppress(DeviceError):  # it is being thrown away because it is sick
-            await device.close()
+    def _retire(self, index: int, made: _Made) -> None:
+        if self._devices[index] is made:  # the first of its jobs to find out
+            self._devices[index], self._sick[index] = None, made
+            self.num_replaced += 1
+
+    async def _end(self, made: _Made) -> None:
+        try:
+            with contextlib.suppress(DeviceError):  # it is being thrown away, perhaps because it is sick
+                await made.device.close()
+        finally:
+            made.ended.set()

@@ -69,7 +69,7 @@ class RolloutCluster:
         self._watching: asyncio.Task[None] | None = None
         engine, rollout = config.engine, config.rollout
         self._usage = UsageMeter(
-            num_devices=config.judge.num_devices,
+            num_jobs=config.judge.num_jobs,
             engine_sequences=engine.num_engines * engine.max_num_seqs,
             rollouts=rollout.num_actors * rollout.trajectories_per_actor,
         )

@@ -17,9 +17,10 @@ from sandbox.types import DeviceError
 class UsageMeter:
     """Differences of running totals. A pool that was restarted or does not answer has no figure that time."""
 
-    def __init__(self, *, num_devices: int, engine_sequences: int, rollouts: int) -> None:
-        """`engine_sequences`: what all engines decode at once; `rollouts`: dialogues that all actors hold at once."""
-        self._capacity = {"profiler": num_devices, "engine": engine_sequences, "rollout": rollouts}
+    def __init__(self, *, num_jobs: int, engine_sequences: int, rollouts: int) -> None:
+        """`num_jobs`: judgements that all devices have under way; `engine_sequences`: what all engines decode at once;
+        `rollouts`: dialogues that all actors hold at once."""
+        self._capacity = {"profiler": num_jobs, "engine": engine_sequences, "rollout": rollouts}
         self.under_way = Occupancy()
         """Rollouts."""
         self._before: dict[str, float] = {}

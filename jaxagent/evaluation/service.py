@@ -127,7 +127,7 @@ class EvaluationService:
             store,
             judge=cluster.judge,
             skill=config.tasks.skill,
-            at_once=2 * config.judge.num_devices + config.compile.num_workers,
+            at_once=2 * config.judge.num_jobs + config.compile.num_workers,
             progress=self._progress,
         )
         return with_missing((store.get(kernel.trajectory_id) for kernel in kernels), usable)

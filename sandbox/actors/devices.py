@@ -66,7 +66,8 @@ class ActorDevice:
         if options is None:
             resources = {PROFILER_RESOURCE: 1} if PROFILER_RESOURCE in ray.cluster_resources() else None
             options = {"resources": resources, "num_gpus": 1 if config.device == "cuda" else 0}
-        device = cls(ProfilerActor.options(**options).remote(), index)
+        actor = ProfilerActor.options(max_concurrency=config.jobs_per_device, **options)
+        device = cls(actor.remote(), index)
         try:
             await device._call("start", config, index, registry_dir)
         except BaseException:

@@ -53,7 +53,7 @@ class _JudgeProcess:
         self._fleet = CompileFleet(compile, max_retries=judge.max_retries)
         self._coordinator = JudgeCoordinator(
             self._fleet.compile,
-            ProfilerPool(make_device, judge.num_devices),
+            ProfilerPool(make_device, judge.num_devices, judge.jobs_per_device),
             judge,
             verdicts,
         )

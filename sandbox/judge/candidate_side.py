@@ -110,6 +110,11 @@ class CandidateSide:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise RejectedError(Outcome.REFUSED, "the candidate's process does not keep to the protocol") from error
 
+    def observe(self) -> None:
+        """What was seen of the batch, which nobody reads the outputs of. Raises RejectedError where it is forbidden."""
+        self.worker.resume()
+        self.ask({"op": "observe"}, "ModelNew.forward")
+
     def collect(self, call: int) -> list[dict[str, Any]]:
         """Leaves of one call of a timed batch, copied out of the GPU."""
         self.worker.resume()

@@ -9,6 +9,7 @@ hardened   also: one-block changes of inputs seen before, equal inputs again aft
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +51,11 @@ class CheckReport:
 class Checker:
     """Runs the checks of one protocol over a session."""
 
-    def __init__(self, oracle: OracleSide, candidate: CandidateSide, *, num_checks: int) -> None:
+    def __init__(
+        self, oracle: OracleSide, candidate: CandidateSide, *, num_checks: int, give_way: Callable[[], None]
+    ) -> None:
+        """`give_way` is called where the candidate's process may be stopped for a while (Run.give_way)."""
+        self._give_way = give_way
         self._oracle = oracle
         self._candidate = candidate
         self._num_checks = num_checks
@@ -113,6 +118,7 @@ class Checker:
         kept = []
         natural_finite = self._oracle.answer(base, self._protocol).finite
         for name in self._oracle.facts["transforms"]:
+            self._give_way()
             draw = self._oracle.draw(name, base=base)
             answer = self._oracle.answer(draw[0], self._protocol)
             if (answer.finite or not natural_finite) and answer.meets_tolerance:
@@ -129,6 +135,7 @@ class Checker:
 
     def _batch(self, draws: list[tuple[str, Draw]], *, slots: list[int] | None = None, overwrite: bool = False) -> None:
         """One prepared batch: run, read, compare."""
+        self._give_way()
         slots = slots or self._random_slots(len(draws))
         for slot, (_, draw) in zip(slots, draws, strict=True):
             self._oracle.fill(slot, draw)

@@ -7,15 +7,20 @@
 
 Both workers are new for every judgement and dead before its verdict is returned. On CPU a device is a set of cores; a
 GPU has a context in each worker, and what may have been its fault is only a verdict when it happens twice.
+
+Several judgements may be under way (judge.jobs_per_device): they load, check and end side by side, and each has its
+turn at the clock alone (sandbox.judge.gate). What a neighbour may have caused, a lack of memory or of time, counts only
+when it happens without one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +31,7 @@ from sandbox.judge import sanitize, timing
 from sandbox.judge.arena import MemoryAccessError
 from sandbox.judge.candidate_side import CandidateSide
 from sandbox.judge.fits import check_fits
+from sandbox.judge.gate import Gate
 from sandbox.judge.health import GpuHealth
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.ownwork import refuse_observed
@@ -43,15 +49,20 @@ from sandbox.types import Artifact, Candidate, DeviceError, Judgement, Outcome, 
 
 
 class DeviceJudge:
-    """One device. It does one job at a time; only `warm_compile` may run in another thread beside it."""
+    """One device. As many threads as judge.jobs_per_device may call it at once; `warm_compile` may run beside them."""
 
     def __init__(self, config: JudgeConfig, spec: DeviceSpec, quiet: QuietLease | None = None) -> None:
         self._config = config
         self._spec = spec
-        self._turns = Turns(quiet)
         self._workers = Workers(config, spec)
+        self._turns = Turns(quiet, self._workers)
+        self._jobs = Gate()
+        """Shared by whole jobs; alone where a neighbour is to be ruled out."""
+        self._several = config.jobs_per_device > 1 and self._workers.tells_apart
         self._health = GpuHealth(spec, self._workers)
-        self._baselines = TaskBaselines(config, spec, workers=self._workers, turns=self._turns, health=self._health)
+        self._baselines = TaskBaselines(
+            config, spec, workers=self._workers, turns=self._turns, health=self._health, has_room=self._has_room
+        )
 
     def judge(
         self, task: Task, candidate: Candidate, artifact: Artifact, *, skill: str, timed: bool = True
@@ -64,25 +75,49 @@ class DeviceJudge:
             ValueError: the skill's candidates do not run on this kind of device.
         """
         check_fits(skill, artifact, self._spec, self._health.facts)
-        try:
+
+        def once() -> Judgement:
             return self._judge(task, candidate, artifact, skill, timed)
-        except _SuspectError as first:
+
+        try:
+            with self._beside():
+                return once()
+        except _SuspectError as error:
+            first = error.judgement.message
+        except DeviceError as error:
+            if not self._several:
+                raise
+            first = str(error)
+        with self._jobs.alone():
             self._health.require_well()
             try:
-                verdict = self._judge(task, candidate, artifact, skill, timed)
-            except _SuspectError as second:
-                verdict = second.judgement
-            return replace(verdict, details=verdict.details | {"first_try": first.judgement.message})
+                verdict = once()
+            except _SuspectError as error:
+                verdict = error.judgement
+        return replace(verdict, details=verdict.details | {"first_try": first})
+
+    @property
+    def _has_neighbours(self) -> bool:
+        """Other candidates may be under way beside the job that asks."""
+        return self._several and not self._jobs.is_taken
+
+    def _beside(self) -> contextlib.AbstractContextManager[None]:
+        """A job beside others, where candidates have users of their own."""
+        return self._jobs.shared() if self._several else self._jobs.alone()
 
     def _judge(self, task: Task, candidate: Candidate, artifact: Artifact, skill: str, timed: bool) -> Judgement:
         phases: dict[str, float] = {}
         began = time.monotonic()
-        with self._scratch(candidate, artifact) as scratch, self._pair(phases) as pair:
-            oracle = OracleSide(pair.oracle, task, self._spec.kind, has_room=self._health.has_room)
+        with contextlib.ExitStack() as stack:
+            last = stack.enter_context(contextlib.ExitStack())
+            pair = stack.enter_context(self._pair(phases))  # not as work: workers that start can be stopped at any time
+            last.enter_context(self._turns.work.shared())
+            scratch = stack.enter_context(self._scratch(candidate, artifact, pair.uid))
+            oracle = OracleSide(pair.oracle, task, self._spec.kind, has_room=self._has_room(pair.facts))
             side = CandidateSide(pair.candidate, self._config.timeout_s, self._config.protocol, self._spec.kind)
             if self._config.protocol == "hardened":
                 side.observed = refuse_observed
-            run = Run(self._config, oracle, side, phases)
+            run = Run(self._config, oracle, side, phases, self._turns.work)
             details: dict[str, Any] = {"protocol": self._config.protocol} | self._health.described()
             try:
                 run.load(scratch, artifact, load_skill(skill).extension_module)
@@ -94,7 +129,8 @@ class DeviceJudge:
                 baseline, candidate_series, eager_series = self._time(task, run, pair, oracle, details)
             except RejectedError as rejection:
                 verdict = judgement(rejection.outcome, REJECTED, rejection.message, details, phases, began)
-                if rejection.device_trouble:
+                late = rejection.outcome is Outcome.TIMEOUT and self._has_neighbours
+                if rejection.device_trouble or late:
                     raise _SuspectError(verdict) from rejection
                 return verdict
             except MemoryAccessError as error:
@@ -109,11 +145,9 @@ class DeviceJudge:
     ) -> tuple[Baseline, timing.Series, timing.Series]:
         """The task's baseline, and the times of candidate and eager, with all that times have to pass."""
         with run.phase("baseline_s"):
-            baseline = self._baselines.of(task)
-        with run.phase("settle_s"):
-            self._workers.settle()
+            baseline = self._meanwhile(pair, lambda: self._baselines.of(task))
         run.get_ready()
-        with self._turns.take(pair.oracle, pair.candidate, probe=probe_of(oracle)) as turn:
+        with self._turns.work.left(), self._turns.take(pair.oracle, pair.candidate, probe=probe_of(oracle)) as turn:
             candidate, eager = run.time()
         details["turn"] = turn.to_json()
         turn.require_calm(eager)
@@ -127,7 +161,16 @@ class DeviceJudge:
             if self._config.protocol == "hardened":
                 details["floor"] = run.check_floor(candidate)
         with run.phase("baseline_s"):
-            return self._baselines.revised(task, baseline, eager, details), candidate, eager
+            revised = self._meanwhile(pair, lambda: self._baselines.revised(task, baseline, eager, details))
+            return revised, candidate, eager
+
+    def _meanwhile(self, pair: Pair, job: Callable[[], Baseline]) -> Baseline:
+        """Something else in the midst of a judgement, which stands still until it is done."""
+        pair.candidate.stop()
+        with self._turns.work.left():
+            found = job()
+        pair.candidate.resume()
+        return found
 
     @contextlib.contextmanager
     def _pair(self, phases: dict[str, float]) -> Iterator[Pair]:
@@ -146,8 +189,15 @@ class DeviceJudge:
             phases["end_s"] = time.monotonic() - ending
 
     def baseline(self, task: Task) -> tuple[float, float]:
-        """(eager_ms, compile_ms) of a task, from the cache or measured now."""
-        baseline = self._baselines.of(task)
+        """(eager_ms, compile_ms) of a task, from the cache or measured now. Raises DeviceError, TaskError."""
+        try:
+            with self._beside():
+                baseline = self._baselines.of(task)
+        except DeviceError:
+            if not self._several:
+                raise
+            with self._jobs.alone():
+                baseline = self._baselines.of(task)
         return baseline.eager_ms, baseline.compile_ms
 
     def warm_compile(self, task: Task) -> float:
@@ -159,15 +209,17 @@ class DeviceJudge:
         check_fits(skill, artifact, self._spec, self._health.facts)
         if self._spec.kind != "cuda":
             return Sanitized(clean=False, text="compute-sanitizer looks at CUDA kernels; this judge has no GPU")
-        with self._scratch(candidate, artifact) as scratch:
-            return sanitize.run(
-                task, artifact, scratch, load_skill(skill).extension_module, self._spec, self._workers.uid
-            )
+        with self._jobs.alone(), self._workers.user() as uid, self._scratch(candidate, artifact, uid) as scratch:
+            return sanitize.run(task, artifact, scratch, load_skill(skill).extension_module, self._spec, uid)
 
     def wait_ready(self) -> None:
         """Raises DeviceError where the device cannot be used."""
         self._workers.wait_ready()
         self._health.ask()
+
+    def _has_room(self, facts: dict[str, Any]) -> bool:
+        """The memory of a GPU was free when new workers came to it, and no neighbour takes it."""
+        return self._health.had_room(facts) and not self._has_neighbours
 
     def close(self) -> None:
         self._baselines.close()
@@ -175,11 +227,13 @@ class DeviceJudge:
         self._turns.close()
 
     @contextlib.contextmanager
-    def _scratch(self, candidate: Candidate, artifact: Artifact) -> Iterator[Path]:
-        """A folder the candidate can read and not write, with what it needs; gone afterwards."""
+    def _scratch(self, candidate: Candidate, artifact: Artifact, uid: int | None) -> Iterator[Path]:
+        """A folder that the candidate, user `uid`, can read and not write, and no other candidate; gone afterwards."""
         scratch = Path(tempfile.mkdtemp(prefix="candidate-"))
         try:
-            scratch.chmod(0o755)
+            if uid is not None:
+                os.chown(scratch, -1, uid)
+                scratch.chmod(0o750)
             (scratch / "model_new.py").write_text(candidate.files.get("model_new.py", ""))
             if artifact.shared_object:
                 (scratch / "extension.so").write_bytes(artifact.shared_object)

@@ -24,7 +24,7 @@ from sandbox.judge.oracle_side import Draw, OracleSide
 from sandbox.judge.values import FLOATS, ITEMSIZE
 
 _DRAW_BUDGET_S = 0.12
-_DEVICE_DRAW_BUDGET_S = 0.06
+_DEVICE_DRAW_BUDGET_S = 0.02
 """Shorter, since everything else on the GPU may be waiting."""
 _MIX_BLOCKS = 8
 _DEVICE_SLOTS_BYTES = 512 << 20

@@ -23,8 +23,6 @@ class GpuHealth:
         self._free_bytes = 0
         self.facts: dict[str, Any] = {}
         """What the first worker of a GPU said about it: gpu.CudaPlacement.start."""
-        self.has_room = False
-        """The newest workers found memory enough, so that a lack of it is a task's own."""
 
     def ask(self) -> None:
         """Has a first worker say what the device is. Raises DeviceError where it cannot be used."""
@@ -35,7 +33,10 @@ class GpuHealth:
     def note(self, facts: dict[str, Any]) -> None:
         """Notes how much memory the device had when new workers came to it."""
         self._free_bytes = facts.get("free_bytes", 0)
-        self.has_room = bool(self.facts) and self._free_bytes >= _ROOMY_SHARE * self.facts["free_bytes"]
+
+    def had_room(self, facts: dict[str, Any]) -> bool:
+        """New workers, who said `facts`, found memory enough, so that a lack of it is a task's own or a neighbour's."""
+        return bool(self.facts) and facts["free_bytes"] >= _ROOMY_SHARE * self.facts["free_bytes"]
 
     def described(self) -> dict[str, Any]:
         """For Judgement.details."""
@@ -45,7 +46,7 @@ class GpuHealth:
         """Raises DeviceError where a new worker cannot compute on the device, or where its memory stays taken."""
         if self._spec.kind == "cpu":
             return
-        self._workers.drop_spare()
+        self._workers.drop_spares()
         needed, deadline = _HEALTHY_FREE_SHARE * self._free_bytes, time.monotonic() + _MEMORY_RETURNS_S
         while True:
             with self._workers.oracle() as (_, facts):

@@ -57,7 +57,7 @@ class HostPlacement:
     def contents(self, slot: int, leaves: list[dict[str, Any]]) -> list[torch.Tensor]:
         raise _no_gpu()
 
-    def elements(self, tensor: torch.Tensor, places: list[int]) -> bytes:
+    def elements(self, tensors: list[torch.Tensor], places: list[list[int]]) -> bytes:
         raise _no_gpu()
 
     def input_ranges(self) -> list[list[int]]:

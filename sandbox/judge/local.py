@@ -56,7 +56,7 @@ class LocalJudge(JudgeCoordinator):
 
         super().__init__(
             compile_in_thread,
-            ProfilerPool(make_device, judge.num_devices),
+            ProfilerPool(make_device, judge.num_devices, judge.jobs_per_device),
             judge,
         )
 

@@ -108,9 +108,9 @@ class OracleSide:
         except WorkerError as error:
             raise DeviceError(f"the reference's process failed: {error}") from error
 
-    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, message: dict[str, Any], *, limit_s: float = ORACLE_TIMEOUT_S) -> dict[str, Any]:
         self.send(message)
-        return self.receive()
+        return self.receive(limit_s)
 
     def send(self, message: dict[str, Any]) -> None:
         try:
@@ -118,9 +118,9 @@ class OracleSide:
         except WorkerError as error:
             raise DeviceError(f"task {self.task.task_id}: the reference's process failed: {error}") from error
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self, limit_s: float = ORACLE_TIMEOUT_S) -> dict[str, Any]:
         try:
-            return self.worker.receive(deadline=time.monotonic() + ORACLE_TIMEOUT_S)
+            return self.worker.receive(deadline=time.monotonic() + limit_s)
         except WorkerReplyError as error:
             if self._has_room and "out of memory" in error.message:
                 raise TaskError(

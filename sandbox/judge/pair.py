@@ -20,10 +20,9 @@ def time_pair(oracle: OracleSide) -> tuple[timing.Series, timing.Series]:
     eager, compiled = (timing.oracle_contender(oracle, name) for name in ("eager", "compile"))
     slots = make_slots(oracle, None, rounds=_BASELINE_ROUNDS)
     slots.fill_all()
-    for contender in (eager, compiled):
-        timing.measure_overhead(contender)
-    warmup_ms = max(_BASELINE_WARMUP_MS, timing.GPU_WARMUP_MS if oracle.device == "cuda" else 0.0)
-    timing.warm_up([compiled, eager], slots.every, warmup_ms=warmup_ms)
+    if oracle.device == "cuda":
+        timing.first_calls([compiled, eager], slots.every)
+    timing.warm_up([compiled, eager], slots.every, warmup_ms=_BASELINE_WARMUP_MS)
     taken: list[tuple[timing.Series, timing.Series]] = []
     for _ in range(_BASELINE_ATTEMPTS):
         eager.series, compiled.series = timing.Series(), timing.Series()

@@ -69,8 +69,8 @@ class Placement(Protocol):
         """A kept copy of what was mixed for a slot."""
         ...
 
-    def elements(self, tensor: torch.Tensor, places: list[int]) -> bytes:
-        """Elements of an output, counted as in a contiguous tensor. Raises ValueError where there are fewer."""
+    def elements(self, tensors: list[torch.Tensor], places: list[list[int]]) -> bytes:
+        """Elements of each output, counted as in a contiguous tensor. Raises ValueError where there are fewer."""
         ...
 
     def input_ranges(self) -> list[list[int]]:

@@ -1,6 +1,10 @@
 """The timed rounds of one judgement: candidate and eager on the same fresh inputs, and all that keeps an eye on them.
 
-round:   [watched batch] and [candidate batch][eager batch] in random order; somewhere also one observed batch
+round:   [watched batch] and [candidate batch][eager batch] in random order
+
+A GPU's rounds come in two lots, of which the second is left out where the first agree (timing.is_settled): while they
+go on everything else waits. Of each lot one round, which nobody can foresee, has an observed batch as well, and outputs
+of others are kept to be compared in full: a candidate that counts rounds learns nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +27,10 @@ from sandbox.judge.spots import SpotChecks
 from sandbox.judge.timed_outputs import TimedOutputs
 from sandbox.types import DeviceError, Outcome
 
-_MAX_VERIFIED_OUTPUTS = 2
+_FIRST_LOT = 5
+"""Rounds after which a GPU's times may have settled."""
+_VERIFIED_OUTPUTS = 2
+"""Of a lot."""
 _OBSERVED_CALLS, _OBSERVED_S, _OBSERVED_BYTES = 5, 0.5, 256 << 20
 """At least so many where they take no longer and their results no more memory: a few buffers that take turns show also
 where a batch is one or two calls."""
@@ -57,6 +64,7 @@ class Rounds:
         self._mutates = mutates
         self._slots = make_slots(oracle, candidate, rounds=config.timed_rounds)
         self._every = self._slots.every
+        self._eager, self._timed = timing.oracle_contender(oracle, "eager"), self._contender()
         self.snapshots: list[tuple[int, list[np.ndarray]]] = []
         """Inputs in the oracle and outputs of timed calls, to be compared in full."""
         self.spots: SpotChecks | None = None
@@ -64,20 +72,33 @@ class Rounds:
         """On a GPU, times by the supervisor's clock."""
 
     def get_ready(self) -> None:
-        """What can be done while others still use the device."""
+        """What can be done while others still use the device. Raises RejectedError, DeviceError."""
         self._slots.fill_all()
+
+    def make_first_calls(self) -> None:
+        """As `get_ready`, and after it."""
+        if self._oracle.device == "cuda":
+            timing.first_calls([self._timed, self._eager], self._every)
 
     def run(self) -> tuple[timing.Series, timing.Series]:
         """Times of candidate and eager, a value a round. Raises RejectedError, DeviceError."""
-        eager, candidate = timing.oracle_contender(self._oracle, "eager"), self._contender()
+        eager, candidate = self._eager, self._timed
         if not self._mutates and self._outputs.leaves:
             self.spots = SpotChecks(self._oracle, self._candidate)
-        for contender in (candidate, eager):
-            timing.measure_overhead(contender)
-        warmup_ms = max(self._config.warmup_ms, timing.GPU_WARMUP_MS if self._oracle.device == "cuda" else 0.0)
-        timing.warm_up([candidate, eager], self._every, warmup_ms=warmup_ms)
+        timing.warm_up([candidate, eager], self._every, warmup_ms=self._config.warmup_ms)
         rounds = timing.plan_rounds(self._config.timed_rounds, 3 * timing.TARGET_BATCH_S)
-        observed, verified = secrets.randbelow(rounds), _some(rounds, _MAX_VERIFIED_OUTPUTS)
+        first = min(rounds, _FIRST_LOT) if self._oracle.device == "cuda" else rounds
+        self._lot(candidate, eager, first)
+        if first < rounds and not timing.is_settled(candidate.series, eager.series):
+            self._lot(candidate, eager, rounds - first)
+        if self._shares is not None:
+            self._decide_whose_work(candidate, self._shares)
+        if self._oracle.device == "cuda":
+            self._compare_clocks(candidate, eager)
+        return candidate.series, eager.series
+
+    def _lot(self, candidate: timing.Contender, eager: timing.Contender, rounds: int) -> None:
+        observed, verified = secrets.randbelow(rounds), _some(rounds, _VERIFIED_OUTPUTS)
         watched = _some(rounds, rounds if candidate.warm_s < _SLOW_S else _WATCHED_WHEN_SLOW)
         for index in range(rounds):
             steps = [functools.partial(self._round, candidate, eager, verify=index in verified)]
@@ -88,11 +109,6 @@ class Rounds:
                 steps.append(functools.partial(self._watched_batches, candidate, self._shares, wanted))
             for step in timing.shuffled(steps):
                 step()
-        if self._shares is not None:
-            self._decide_whose_work(candidate, self._shares)
-        if self._oracle.device == "cuda":
-            self._compare_clocks(candidate, eager)
-        return candidate.series, eager.series
 
     def _round(
         self,
@@ -138,7 +154,7 @@ class Rounds:
         self._candidate.prepare(self._oracle, used, observe=True)
         candidate.go()
         self._outputs.of_batch(len(used))
-        self._candidate.describe()
+        self._candidate.observe()
         self._candidate.release()
         self._candidate.worker.stop()
 

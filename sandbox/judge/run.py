@@ -1,4 +1,7 @@
-"""One judgement's phases: load, check, time, and verify what was timed."""
+"""One judgement's phases: load, check, time, and verify what was timed.
+
+Between the pieces of all but `time` it gives way to other jobs on the device that wait for their turn at the clock.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from sandbox.judge import timing
 from sandbox.judge.arena import Arena
 from sandbox.judge.candidate_side import CandidateSide
 from sandbox.judge.checks import Checker, CheckReport
+from sandbox.judge.gate import Gate
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.rejection import RejectedError
 from sandbox.judge.rounds import Rounds
@@ -30,13 +34,15 @@ class Run:
     """The phases of one judgement; their seconds go into `phases`."""
 
     def __init__(
-        self, config: JudgeConfig, oracle: OracleSide, candidate: CandidateSide, phases: dict[str, float]
+        self, config: JudgeConfig, oracle: OracleSide, candidate: CandidateSide, phases: dict[str, float], gate: Gate
     ) -> None:
+        """`gate`: of the device; whoever calls is within it, but for `time`."""
         self._config = config
         self._oracle = oracle
         self._candidate = candidate
         self._phases = phases
-        self._checker = Checker(oracle, candidate, num_checks=config.num_checks)
+        self._gate = gate
+        self._checker = Checker(oracle, candidate, num_checks=config.num_checks, give_way=self.give_way)
         self.shares: Shares | None = None
         """On a CPU, whose code ran while calls were made."""
         self._rounds: Rounds | None = None
@@ -50,6 +56,16 @@ class Run:
         finally:
             self._phases[name] = self._phases.get(name, 0.0) + time.monotonic() - began
 
+    def give_way(self) -> None:
+        """Lets a job go first that waits for the clock. Nothing of this one runs meanwhile, its limits neither; what
+        it took is the phase `way_s`."""
+        if self._gate.is_wanted:
+            with self.phase("way_s"):
+                self._candidate.worker.stop()
+                with self._gate.left():
+                    pass
+                self._candidate.worker.resume()
+
     def load(self, scratch: Path, artifact: Artifact, extension_module: str) -> None:
         """Builds the reference while the candidate loads, then ModelNew with the reference's weights."""
         candidate, oracle = self._candidate, self._oracle
@@ -57,6 +73,7 @@ class Run:
             self.shares = Shares(str(scratch / "extension.so"))
         with self.phase("load_s"):
             oracle.build(perturb=self._config.protocol == "hardened")
+            self.give_way()
             candidate.ask(
                 {
                     "op": "load",
@@ -68,6 +85,7 @@ class Run:
                 },
                 "loading model_new.py",
             )
+            self.give_way()
             self._share_arena()
             leaves = self._checker.write_weights(perturb=self._config.protocol == "hardened")
             construct = {
@@ -98,7 +116,8 @@ class Run:
             return self._checker.run()
 
     def get_ready(self) -> None:
-        """What the timed rounds need and others need not stand still for."""
+        """What the timed rounds need and others need not stand still for; the candidate is stopped afterwards, since
+        another may be timed before it."""
         with self.phase("ready_s"):
             self._oracle.ask({"op": "settle"})
             self._outputs = TimedOutputs(self._oracle, self._candidate, self._checker.leaves)
@@ -111,12 +130,19 @@ class Run:
                 shares=self.shares,
             )
             self._rounds.get_ready()
+            self.give_way()
+            self._rounds.make_first_calls()
+            self._candidate.worker.stop()
 
     def time(self) -> tuple[timing.Series, timing.Series]:
-        """Interleaved rounds of candidate and eager."""
+        """Interleaved rounds of candidate and eager; the candidate is stopped afterwards, or dead where that failed."""
         assert self._rounds is not None
         with self.phase("time_s"):
-            return self._rounds.run()
+            try:
+                return self._rounds.run()
+            except BaseException:
+                self._candidate.worker.kill()  # it may still be at work, and the next turn begins as this one ends
+                raise
 
     @property
     def outside_ms(self) -> dict[str, dict[str, float]]:

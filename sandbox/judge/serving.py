@@ -98,6 +98,10 @@ class ModelServer:
         outputs = [describe(output, self.placement.leaf_of) for output in self._outputs]
         return {"outputs": outputs, "input_ranges": self.placement.input_ranges()} | self.observations()
 
+    def do_observe(self, message: dict[str, Any]) -> dict[str, Any]:
+        """What was seen of the batch, without its outputs."""
+        return self.observations()
+
     def do_collect(self, message: dict[str, Any]) -> dict[str, Any]:
         """The output of one call of the batch, where the supervisor can read it."""
         return describe(self._outputs[message["call"]], self.placement.leaf_of)
@@ -111,13 +115,14 @@ class ModelServer:
     def do_gather(self, message: dict[str, Any]) -> dict[str, Any]:
         """Elements at places (as in a contiguous tensor) of each call's outputs of the last batch, their bytes one
         after the other; the supervisor knows types and numbers."""
-        data = bytearray()
+        tensors: list[Any] = []
         for output, places in zip(self._outputs, message["places"], strict=True):
-            tensors: list[Any] = []
+            before = len(tensors)
             flatten(output, is_tensor, tensors)
-            for tensor, wanted in zip(tensors, places, strict=True):
-                data += self.placement.elements(tensor, wanted)
-        return {"data": base64.b64encode(data).decode()}
+            if len(tensors) - before != len(places):
+                raise ValueError(f"a timed call returned {len(tensors) - before} tensors, not {len(places)}")
+        places = [wanted for places in message["places"] for wanted in places]
+        return {"data": base64.b64encode(self.placement.elements(tensors, places)).decode()}
 
     def do_copy_back(self, message: dict[str, Any]) -> dict[str, Any]:
         """Inputs of slots as they are now, into slots of the arena."""

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,16 +22,28 @@ from sandbox.judge.workers import Workers
 from sandbox.types import Task
 
 _DRIFT_LIMIT = 2.0
+_GPU_CLOCK = "clock 2"
+"""Another one wherever sandbox.judge.gpu takes other times of the same code: stored baselines are then taken anew."""
+_COMPILE_TIMEOUT_S = 600.0
+"""Most of it the process may have stood still, since others were timed."""
 
 
 class TaskBaselines:
-    """Of one device. Only `warm_compile` may run in another thread beside its work."""
+    """Of one device. Not within the gate of its work (Turns.work), except `warm_compile`, which is nobody's work."""
 
     def __init__(
-        self, config: JudgeConfig, spec: DeviceSpec, *, workers: Workers, turns: Turns, health: GpuHealth
+        self,
+        config: JudgeConfig,
+        spec: DeviceSpec,
+        *,
+        workers: Workers,
+        turns: Turns,
+        health: GpuHealth,
+        has_room: Callable[[dict[str, Any]], bool],
     ) -> None:
+        """`has_room`: by what new workers said, a lack of memory will be the task's own."""
         self._spec = spec
-        self._workers, self._turns, self._health = workers, turns, health
+        self._workers, self._turns, self._health, self._has_room = workers, turns, health, has_room
         self._cache_dir = config.baseline_dir.expanduser()
         self._parking = threading.Lock()
         self._parked: dict[str, _Compiled] = {}
@@ -42,7 +55,8 @@ class TaskBaselines:
         with self._parking:
             parked = self._parked.pop(task.code, None)
         if parked is not None:  # another process has timed it
-            parked.stack.close()
+            with self._ended_as_work(parked.stack):
+                pass
         return baseline
 
     def warm_compile(self, task: Task) -> float:
@@ -75,7 +89,7 @@ class TaskBaselines:
     @functools.cached_property
     def _store(self) -> BaselineStore:
         facts = self._health.facts
-        gpu = f"{facts['name']}; CUDA {facts['cuda']}" if facts else ""
+        gpu = f"{facts['name']}; CUDA {facts['cuda']}; {_GPU_CLOCK}" if facts else ""
         return BaselineStore(self._cache_dir, threads=len(self._spec.cores), gpu=gpu)
 
     def _compiled(self, task: Task, stack: contextlib.ExitStack) -> _Compiled:
@@ -83,10 +97,9 @@ class TaskBaselines:
         began = time.monotonic()
         worker, facts = stack.enter_context(self._workers.oracle(compiling=True))
         stack.enter_context(self._turns.citizen(worker))
-        self._health.note(facts)
-        oracle = OracleSide(worker, task, self._spec.kind, has_room=self._health.has_room)
+        oracle = OracleSide(worker, task, self._spec.kind, has_room=self._has_room(facts))
         oracle.build(perturb=False)
-        oracle.ask({"op": "compile", "seed": new_seed()})
+        oracle.ask({"op": "compile", "seed": new_seed()}, limit_s=_COMPILE_TIMEOUT_S)
         return _Compiled(oracle, stack, time.monotonic() - began)
 
     def _measure(self, task: Task) -> Baseline:
@@ -94,7 +107,7 @@ class TaskBaselines:
         began = time.monotonic()
         with self._parking:
             parked = self._parked.pop(task.code, None)
-        with parked.stack if parked is not None else contextlib.ExitStack() as stack:
+        with self._ended_as_work(parked.stack if parked is not None else contextlib.ExitStack()) as stack:
             compiled = parked or self._compiled(task, stack)
             with self._turns.take(compiled.oracle.worker, probe=probe_of(compiled.oracle)) as turn:
                 eager, fast = time_pair(compiled.oracle)
@@ -107,6 +120,15 @@ class TaskBaselines:
             compile_s=compiled.seconds,
             seconds=time.monotonic() - began,
         )
+
+    @contextlib.contextmanager
+    def _ended_as_work(self, stack: contextlib.ExitStack) -> Iterator[contextlib.ExitStack]:
+        """Its processes end while no clock runs."""
+        try:
+            yield stack
+        finally:
+            with self._turns.work.shared():
+                stack.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import secrets
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,10 +31,11 @@ TARGET_BATCH_S = 0.004
 _MAX_TIMING_S = 8.0
 _NUM_EMPTY = 7
 _NUM_EMPTY_GPU = 3
-GPU_WARMUP_MS = 120.0
-"""A GPU's clock frequency takes longer to rise than a core's; it is one for all that run there."""
-_GPU_WARMUP_BATCHES = 4
-"""Then batches of nothing raise the clock frequency: inputs take longer to copy than to use."""
+_NUM_BLANKS = 4
+_FIRST_BATCHES = 3
+"""Of calls. Beyond them, batches of nothing keep a GPU's clock frequency up: inputs take longer to copy than to use."""
+_NARROW = 0.01
+"""Half of what a settled ratio's interval may be wide, as a part of the ratio."""
 _LEAST_OWN_SHARE = 0.25
 """Of a batch's wall time at most the rest is taken for the round trip: a time is never near zero by subtraction."""
 
@@ -134,26 +136,55 @@ def measure_overhead(contender: Contender) -> None:
     contender.overhead_s = min(times)
 
 
+def first_calls(contenders: list[Contender], slots: list[int]) -> None:
+    """On a GPU: what only first calls take, such as loading kernels; others may use the device meanwhile."""
+    for contender in contenders:
+        measure_overhead(contender)
+        for _ in range(_FIRST_BATCHES):
+            _untimed_batch(contender, slots)
+
+
 def warm_up(contenders: list[Contender], slots: list[int], *, warmup_ms: float) -> None:
-    """Runs each until `warmup_ms` have passed, then sets how many calls its batches have."""
+    """Runs each until `warmup_ms` have passed, then sets how many calls its batches have.
+
+    A GPU, whose clock frequency is one for all that run there, is warmed up once, after `first_calls`.
+    """
     for index, contender in enumerate(contenders):
-        spent, runs, contender.num_calls = 0.0, 0, 1
-        on_gpu = contender.ready_blank is not None
-        goal_s = 0.0 if on_gpu and index else warmup_ms / 1000
-        while spent < goal_s or runs < (_GPU_WARMUP_BATCHES if on_gpu else 2):
-            if on_gpu and runs >= _GPU_WARMUP_BATCHES:
-                spent += time_blank(contender)
-                continue
-            contender.ready(slots[: contender.num_calls])
-            last, _ = contender.go()
-            contender.after()
-            spent, runs = spent + last, runs + 1
-            each = max(last - contender.overhead_s, _LEAST_OWN_SHARE * last) / contender.num_calls
-            contender.num_calls = max(1, min(len(slots), math.ceil(TARGET_BATCH_S / each)))
-            contender.warm_s = each
-        contender.blank_s.clear()
-        for _ in range(_NUM_EMPTY):
+        if contender.ready_blank is None:
+            _warm_up_on_cpu(contender, slots, warmup_ms / 1000)
+            continue
+        began = time.monotonic()
+        _untimed_batch(contender, slots)
+        while not index and time.monotonic() - began < warmup_ms / 1000:
             time_blank(contender)
+        contender.blank_s.clear()
+        for _ in range(_NUM_BLANKS):
+            time_blank(contender)
+
+
+def _warm_up_on_cpu(contender: Contender, slots: list[int], goal_s: float) -> None:
+    measure_overhead(contender)
+    spent, runs = 0.0, 0
+    while spent < goal_s or runs < 2:
+        spent, runs = spent + _untimed_batch(contender, slots), runs + 1
+
+
+def _untimed_batch(contender: Contender, slots: list[int]) -> float:
+    """Seconds of a batch, by which the next have as many calls as fit into TARGET_BATCH_S."""
+    contender.ready(slots[: contender.num_calls])
+    last, _ = contender.go()
+    contender.after()
+    each = max(last - contender.overhead_s, _LEAST_OWN_SHARE * last) / contender.num_calls
+    contender.num_calls = max(1, min(len(slots), math.ceil(TARGET_BATCH_S / each)))
+    contender.warm_s = each
+    return last
+
+
+def is_settled(candidate: Series, eager: Series) -> bool:
+    """All ratios of candidate and eager, round by round, lie close together, and so does their median: of five
+    independent ones it lies between the lowest and the highest 15 times in 16."""
+    ratios = [mine / theirs for mine, theirs in zip(candidate.values_ms, eager.values_ms, strict=True)]
+    return max(ratios) - min(ratios) <= 2 * _NARROW * statistics.median(ratios)
 
 
 def plan_rounds(rounds: int, round_s: float) -> int:

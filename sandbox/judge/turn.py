@@ -1,9 +1,11 @@
 """A turn at the clock: who else is on the device stands still, and a GPU is seen to have come to rest.
 
-    stop the registered processes ─► (GPU) probe until what they had launched is done ─► timed section ─► resume
+    wait for the device's other jobs ─► stop the registered processes, and workers that start ─►
+        (GPU) probe until what they had launched is done ─► timed section ─► resume
 
-The lease (sandbox.quiet) bounds the turn and ends it when its holder dies. On a GPU the probe before and after tells
-whether anybody is left at work whom the lease does not know: then times are only used where they hardly spread.
+The device's other jobs stop by themselves (sandbox.judge.gate), and go on last. The lease (sandbox.quiet) bounds the
+turn and ends it when its holder dies. On a GPU the probe before and after tells whether anybody is left at work whom
+nobody has stopped: then times are only used where they hardly spread.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sandbox.judge.gate import Gate
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.still import Stillness
 from sandbox.judge.timing import Series
 from sandbox.judge.worker import Worker
+from sandbox.judge.workers import Workers
 from sandbox.quiet import QuietError, QuietLease
 from sandbox.types import DeviceError
 
@@ -31,9 +35,11 @@ class TurnReport:
     """What became of one turn, for Judgement.details."""
 
     frozen: int = 0
-    """Processes that were stopped."""
+    """Registered processes that were stopped."""
+    waited_s: float = 0.0
+    """For other jobs on the device."""
     seconds: float = 0.0
-    """From the first of them stopping to the last going on."""
+    """From the first process stopping to the last going on."""
     settle_s: float = 0.0
     """Of these, until a GPU was at rest."""
     still: bool = True
@@ -59,22 +65,27 @@ def probe_of(oracle: OracleSide) -> Probe | None:
 class Turns:
     """Of one device."""
 
-    def __init__(self, quiet: QuietLease | None) -> None:
-        """None: nobody is stopped."""
+    def __init__(self, quiet: QuietLease | None, workers: Workers) -> None:
+        """`quiet` None: nobody is stopped but the device's own jobs and workers."""
         self._quiet = quiet
+        self._workers = workers
+        self.work = Gate()
+        """Shared by all that jobs do on the device; alone while a clock runs."""
         self._stillness = Stillness()
 
     @contextlib.contextmanager
     def take(self, *timed: Worker, probe: Probe | None) -> Iterator[TurnReport]:
         """Everything registered stands still, except the workers that are timed. `probe`: on a GPU, milliseconds that
-        a small piece of work took, several times. Raises DeviceError."""
-        report = TurnReport()
-        with self._stopped(timed, report):
-            if probe is not None:
-                report.still, report.settle_s = self._stillness.wait(probe)
-            yield report
-            if probe is not None:
-                report.still = self._stillness.is_still(probe()) and report.still
+        a small piece of work took, several times. Not within `work`. Raises DeviceError."""
+        report, began = TurnReport(), time.monotonic()
+        with self.work.alone():
+            report.waited_s = time.monotonic() - began
+            with self._stopped(timed, report), self._workers.bystanders_stopped(but=timed):
+                if probe is not None:
+                    report.still, report.settle_s = self._stillness.wait(probe)
+                yield report
+                if probe is not None:
+                    report.still = self._stillness.is_still(probe()) and report.still
 
     @contextlib.contextmanager
     def _stopped(self, timed: tuple[Worker, ...], report: TurnReport) -> Iterator[None]:

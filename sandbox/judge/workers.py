@@ -1,8 +1,8 @@
-"""Where a device's workers come from: zygotes, what workers are confined to, and a pair that is started ahead.
+"""Where a device's workers come from: zygotes, what workers are confined to, and pairs that are started ahead.
 
-A CUDA context takes longer to make than most judgements take, so on a GPU the next judgement's two workers make theirs
-while this one's checks go on. They are as new as any: nothing of a task or a candidate has been near them, and their
-user is another than that of the candidate which runs meanwhile.
+A CUDA context takes longer to make than most judgements take, so on a GPU the next judgements' workers make theirs
+while these go on. They are as new as any: nothing of a task or a candidate has been near them, and no candidate that
+runs meanwhile has their user. While a clock runs they stand still.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,13 +35,16 @@ class Pair:
     candidate: Worker
     facts: dict[str, Any]
     """What they said about the device: gpu.CudaPlacement.start."""
+    uid: int | None
+    """The candidate's user, None where the judge may not change users."""
+    stack: contextlib.ExitStack
+    """Ends both."""
 
     def close(self) -> None:
         """Both are dead afterwards. They die side by side: taking down a CUDA context takes a while."""
         for worker in (self.candidate, self.oracle):
             worker.begin_end()
-        for worker in (self.candidate, self.oracle):
-            worker.__exit__()
+        self.stack.close()
 
 
 class Workers:
@@ -53,14 +57,24 @@ class Workers:
         self._zygote = self._make_zygote("judge")
         self._compile_zygote: Zygote | None = None
         self._starting = threading.Lock()
-        self._uids: list[int | None] = [free_uid(), free_uid()] if os.geteuid() == 0 else [None]
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spare-workers")
-        self._spare: Future[Pair] | None = None
+        self.tells_apart = os.geteuid() == 0
+        """Candidates have users of their own, so that none can touch another."""
+        jobs = config.jobs_per_device
+        # jobs and pairs ahead of them, and one for a pair that ends while its successor starts
+        self._uids = deque(free_uid() if self.tells_apart else None for _ in range(2 * jobs + 1))
+        self._threads = ThreadPoolExecutor(jobs, thread_name_prefix="spare-workers")
+        self._spares: deque[Future[Pair]] = deque()
+        self._bystanders: set[Worker] = set()
+        self._forking = threading.Lock()
 
-    @property
-    def uid(self) -> int | None:
-        """A user that no started worker has, None where the judge may not change users."""
-        return self._uids[-1]
+    @contextlib.contextmanager
+    def user(self) -> Iterator[int | None]:
+        """A user that no worker has, for the block; None where the judge may not change users."""
+        uid = self._uids.popleft()
+        try:
+            yield uid
+        finally:
+            self._uids.append(uid)
 
     @property
     def zygote_pid(self) -> int:
@@ -73,29 +87,45 @@ class Workers:
     @contextlib.contextmanager
     def pair(self) -> Iterator[Pair]:
         """The workers of one judgement, dead at the end of the block; the next are on their way meanwhile."""
-        pair = self._take_spare() or self._start_pair(self._next_uid())
+        pair = self._take_spare() or self._start_pair()
         try:
-            if self._spec.kind == "cuda" and len(self._uids) > 1:  # where candidates can be told apart
-                self._spare = self._thread.submit(self._start_pair, self._next_uid())
+            if self._spec.kind == "cuda" and self.tells_apart:
+                self._spares.append(self._threads.submit(self._start_pair))
             yield pair
         finally:
             pair.close()
 
-    def settle(self) -> None:
-        """Waits until the workers on their way have arrived: before a clock starts."""
-        if self._spare is not None:
-            self._spare.exception()
+    @contextlib.contextmanager
+    def bystanders_stopped(self, *, but: tuple[Worker, ...]) -> Iterator[None]:
+        """Workers that start, or compile, stand still, and no more are forked; `but`: those that are timed."""
+        with self._forking:
+            stopped = [worker for worker in self._bystanders if worker not in but]
+            try:
+                for worker in stopped:
+                    with contextlib.suppress(ProcessLookupError):  # it has failed to start
+                        worker.stop()
+                yield
+            finally:
+                for worker in stopped:
+                    with contextlib.suppress(ProcessLookupError):
+                        worker.resume()
 
-    def drop_spare(self) -> None:
+    def drop_spares(self) -> None:
         """After trouble of the device nothing is used that was there before."""
-        spare = self._take_spare()
-        if spare is not None:
-            spare.close()
+        while self._spares:
+            spare = self._take_spare()
+            if spare is not None:
+                spare.close()
 
     @contextlib.contextmanager
     def oracle(self, *, compiling: bool = False) -> Iterator[tuple[Worker, dict[str, Any]]]:
-        """A reference worker alone, and what it said about the device; with TorchInductor where it is to compile."""
-        with Worker(self._compiler() if compiling else self._zygote, "oracle", self._oracle_bounds()) as worker:
+        """A reference worker alone, and what it said about the device; with TorchInductor where it is to compile.
+
+        A bystander (`bystanders_stopped`) until it ends.
+        """
+        with contextlib.ExitStack() as stack:
+            zygote = self._compiler() if compiling else self._zygote
+            worker = self._fork(stack, zygote, "oracle", self._oracle_bounds())
             yield worker, self.start([worker])
 
     def start(self, workers: list[Worker]) -> dict[str, Any]:
@@ -113,33 +143,43 @@ class Workers:
         return facts
 
     def close(self) -> None:
-        self.drop_spare()
-        self._thread.shutdown()
+        self.drop_spares()
+        self._threads.shutdown()
         self._zygote.close()
         if self._compile_zygote is not None:
             self._compile_zygote.close()
             self._compile_zygote = None
 
     def _take_spare(self) -> Pair | None:
-        spare, self._spare = self._spare, None
-        if spare is None:
-            return None
         try:
-            return spare.result()
+            return self._spares.popleft().result()
+        except IndexError:
+            return None
         except DeviceError:  # the device was in trouble then; whoever asks now finds out whether it still is
             return None
 
-    def _next_uid(self) -> int | None:
-        self._uids.append(self._uids.pop(0))
-        return self._uids[0]
-
-    def _start_pair(self, uid: int | None) -> Pair:
+    def _start_pair(self) -> Pair:
         with contextlib.ExitStack() as stack:
-            oracle = stack.enter_context(Worker(self._zygote, "oracle", self._oracle_bounds()))
-            candidate = stack.enter_context(Worker(self._zygote, "runner", self._candidate_bounds(uid)))
-            pair = Pair(oracle, candidate, self.start([oracle, candidate]))
-            stack.pop_all()
-            return pair
+            uid = stack.enter_context(self.user())
+            oracle = self._fork(stack, self._zygote, "oracle", self._oracle_bounds())
+            candidate = self._fork(stack, self._zygote, "runner", self._candidate_bounds(uid))
+            facts = self.start([oracle, candidate])
+            self._attend_to(oracle, candidate)
+            return Pair(oracle, candidate, facts, uid, stack.pop_all())
+
+    def _fork(self, stack: contextlib.ExitStack, zygote: Zygote, role: str, bounds: Bounds) -> Worker:
+        """A bystander, dead when the stack is closed."""
+        zygote.wait_ready()  # seconds, the first time
+        with self._forking:
+            worker = stack.enter_context(Worker(zygote, role, bounds))
+            self._bystanders.add(worker)
+        stack.callback(self._attend_to, worker)
+        return worker
+
+    def _attend_to(self, *workers: Worker) -> None:
+        """From now on somebody else sees to it that they stand still."""
+        with self._forking:
+            self._bystanders.difference_update(workers)
 
     def _candidate_bounds(self, uid: int | None) -> Bounds:
         cores = self._spec.cores

@@ -20,7 +20,7 @@ from sandbox.types import DeviceError
 Kind = Literal["judge", "compile", "probe"]
 _START_TIMEOUT_S = 180.0
 _FORK_TIMEOUT_S = 20.0
-_REAP_TIMEOUT_S = 30.0
+_REAP_TIMEOUT_S, _REAP_PAUSE_S = 30.0, 0.001
 _PROGRAM = Path(__file__).resolve().with_name("zygote_process.py")
 
 
@@ -78,9 +78,18 @@ class Zygote:
         return reply["pid"], ours
 
     def reap(self, pid: int) -> int:
-        """Waits for the end of a worker that was killed or hung up; its exit status as of os.waitpid."""
-        with self._lock:
-            return self._ask({"op": "reap", "pid": pid}, _REAP_TIMEOUT_S)["status"]
+        """Waits for the end of a worker that was killed or hung up; its exit status as of os.waitpid.
+
+        Others can be forked meanwhile: the end of a CUDA context takes a while. Raises DeviceError.
+        """
+        deadline = time.monotonic() + _REAP_TIMEOUT_S
+        while time.monotonic() < deadline:
+            with self._lock:
+                status = self._ask({"op": "reap", "pid": pid}, _FORK_TIMEOUT_S)["status"]
+            if status is not None:
+                return status
+            time.sleep(_REAP_PAUSE_S)
+        raise DeviceError(f"process {pid} does not end although it was killed")
 
     def close(self) -> None:
         self._channel.close()

@@ -4,7 +4,8 @@
 
 acceptance   every case of tests/sandbox/gpu/gpu_cases.py as a good, a slow and a wrong kernel, through the whole judge,
              by skill cuda and cuda_agent: verdicts, seconds of each phase, and judgements a minute, compiles included
-noise        one kernel judged again and again, in new processes each time: variation of candidate over eager
+noise        one kernel judged again and again, in new processes each time: variation of candidate over eager, and
+             judgements a minute without compiles
 shared       the same while two other processes use the GPU, with and without the quiet lease
 """
 
@@ -39,6 +40,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--compile-workers", type=int, default=10)
     parser.add_argument("--cores", type=int, default=4, help="judge.cores_per_device")
+    parser.add_argument("--jobs", type=int, default=3, help="judge.jobs_per_device")
     parser.add_argument("--rounds", type=int, default=9, help="judge.timed_rounds")
     parser.add_argument("--cache", type=Path, help="of compiled cuda_agent libraries; by default an empty one")
     parser.add_argument("--out", type=Path)

@@ -54,6 +54,7 @@ async def _run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     config = JudgeConfig(
         device="cuda",
         cores_per_device=arguments.cores,
+        jobs_per_device=arguments.jobs,
         timed_rounds=arguments.rounds,
         baseline_dir=folder / "times",
     )
@@ -96,9 +97,8 @@ async def _judge_all(judge: LocalJudge, skill: str) -> dict[str, Any]:
         "stats": judge.stats(),
         "verdicts": [_row(*key, judgement) for key, judgement in judgements.items()],
     }
-    shown = {
-        name: figures[name] for name in ("submissions", "seconds", "judgements_per_minute", "phases", "unexpected")
-    }
+    names = ("submissions", "seconds", "judgements_per_minute", "phases", "turns", "unexpected")
+    shown = {name: figures[name] for name in names}
     print(f"{skill}: {shown}", flush=True)
     return figures
 
@@ -116,6 +116,8 @@ def _row(name: str, kind: str, judgement: Judgement) -> dict[str, Any]:
         "outside_ms": details.get("outside_ms", {}).get("candidate", {}).get("median_ms"),
         "floor_ms": details.get("floor", {}).get("floor_ms"),
         "judgement_s": details["phases"]["total_s"] if "phases" in details else None,
+        "rounds": details.get("candidate", {}).get("rounds"),
+        "first_try": details.get("first_try"),
         "message": judgement.message[:200],
     }
 

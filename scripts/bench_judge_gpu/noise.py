@@ -1,4 +1,5 @@
-"""How steady is a verdict? Whole judgements of one kernel, each in new processes with fresh inputs and all checks."""
+"""How steady is a verdict? Whole judgements of one kernel, each in new processes with fresh inputs and all checks, as
+many side by side as `--jobs` says."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with opened(arguments, folder, quiet=False) as judge:
         for case, artifact in compiled(arguments, folder):
             judge.baseline(case.task)
-            figures[case.name] = measure(judge, case, artifact, arguments.repeats)
+            figures[case.name] = measure(judge, case, artifact, arguments.repeats, jobs=arguments.jobs)
             print(f"{case.name}: {figures[case.name]}", flush=True)
     return {"cases": figures, "target": TARGET, "ok": all(each["variation"] <= TARGET for each in figures.values())}
 
@@ -47,6 +49,7 @@ def opened(arguments: argparse.Namespace, folder: Path, *, quiet: bool) -> Itera
     config = JudgeConfig(
         device="cuda",
         cores_per_device=arguments.cores,
+        jobs_per_device=arguments.jobs,
         quiet=quiet,
         timed_rounds=arguments.rounds,
         baseline_dir=folder / "times",
@@ -58,18 +61,25 @@ def opened(arguments: argparse.Namespace, folder: Path, *, quiet: bool) -> Itera
         judge.close()
 
 
-def measure(judge: DeviceJudge, case: gpu_cases.Case, artifact: Artifact, repeats: int) -> dict[str, Any]:
+def measure(judge: DeviceJudge, case: gpu_cases.Case, artifact: Artifact, repeats: int, *, jobs: int) -> dict[str, Any]:
     """Variation of candidate over eager, of the two apart, and what a judgement took. Trouble of ours is counted."""
     judgements: list[Judgement] = []
-    seconds, trouble = [], []
-    for _ in range(repeats):
+    seconds: list[float] = []
+    trouble: list[str] = []
+
+    def one(number: int) -> None:
         began = time.perf_counter()
         try:
             judgements.append(judge.judge(case.task, case.good, artifact, skill="cuda"))
         except DeviceError as error:
             trouble.append(str(error)[:200])
-            continue
+            return
         seconds.append(time.perf_counter() - began)
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(jobs) as threads:
+        list(threads.map(one, range(repeats)))
+    elapsed = time.perf_counter() - start
     accepted = [each for each in judgements if each.accepted]
     refused = [each.message[:200] for each in judgements if not each.accepted]
     figures: dict[str, Any] = {"accepted": len(accepted), "refused": refused, "trouble": trouble}
@@ -86,9 +96,11 @@ def measure(judge: DeviceJudge, case: gpu_cases.Case, artifact: Artifact, repeat
         "candidate_ms": statistics.median(candidate),
         "eager_ms": statistics.median(eager),
         "rewards": sorted({each.reward for each in accepted if each.reward is not None}),
+        "judgements_per_minute": 60 * repeats / elapsed,
         "judgement_s": {"median": statistics.median(seconds), "min": min(seconds), "max": max(seconds)},
         "phases": accepted[-1].details["phases"],
         "turn": accepted[-1].details["turn"],
+        "rounds": [each.details["candidate"]["rounds"] for each in accepted],
         "still": sum(each.details["turn"]["still"] for each in accepted),
         "ratios": [round(ratio, 4) for ratio in ratios],
     }

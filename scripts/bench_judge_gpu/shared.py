@@ -66,9 +66,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for quiet in (True, False):
             with noise.opened(arguments, folder, quiet=quiet) as judge:
                 for case, artifact in artifacts:
-                    began = time.monotonic()
-                    figure = noise.measure(judge, case, artifact, repeats)
-                    figure["judgements_per_minute"] = 60 * repeats / (time.monotonic() - began)
+                    figure = noise.measure(judge, case, artifact, repeats, jobs=arguments.jobs)
                     figures.setdefault(case.name, {})["with lease" if quiet else "without"] = figure
                     print(f"{case.name}, quiet={quiet}: {figure}", flush=True)
     steady = all(figure["with lease"]["variation"] <= noise.TARGET for figure in figures.values())

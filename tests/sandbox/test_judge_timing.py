@@ -9,13 +9,21 @@ import pytest
 from sandbox.config import JudgeConfig
 from sandbox.judge.rejection import RejectedError
 from sandbox.judge.rounds import Rounds
-from sandbox.judge.timing import Contender, Series, middle_mean, time_batch
+from sandbox.judge.timing import Contender, Series, is_settled, middle_mean, time_batch
 from sandbox.types import DeviceError, Outcome
 
 
 def test_the_middle_mean_ignores_stragglers_on_both_sides():
     assert middle_mean([5.0]) == 5.0 and middle_mean([1.0, 3.0]) == 2.0
     assert middle_mean([2.0, 1.0, 3.0, 1000.0, 2.0, 2.0, 2.0, 0.0]) == 2.0
+
+
+def test_a_ratio_is_settled_where_rounds_agree_whatever_both_sides_do_together():
+    drifting = [1.0, 1.3, 0.9, 1.1, 1.0]
+    assert is_settled(Series([2 * each for each in drifting]), Series(drifting))
+    assert is_settled(Series([0.1295, 0.131, 0.1302, 0.1305, 0.1299]), Series([0.065] * 5))
+    assert not is_settled(Series([0.1295, 0.131, 0.1302, 0.1305, 0.1332]), Series([0.065] * 5))
+    assert not is_settled(Series([0.0168] * 5), Series([0.051, 0.052, 0.05, 0.049, 0.051]))
 
 
 def gpu_contender(events_ms: list[float], *, seconds: float = 0.01, blank_s: float = 0.006) -> Contender:
@@ -53,8 +61,8 @@ def test_events_that_say_nothing_are_our_trouble(events_ms):
 
 def compared(candidate: tuple[list[float], list[float]], eager: tuple[list[float], list[float]]) -> Rounds:
     """`candidate` and `eager`: milliseconds of rounds by the events and by the supervisor's clock."""
-    oracle = SimpleNamespace(device="cuda", layout=SimpleNamespace(slots=[], slot_bytes=0))
-    side, outputs = SimpleNamespace(protocol="hardened", device="cuda"), SimpleNamespace()
+    oracle = SimpleNamespace(device="cuda", layout=SimpleNamespace(slots=[], slot_bytes=0), worker=None)
+    side, outputs = SimpleNamespace(protocol="hardened", device="cuda", worker=None), SimpleNamespace()
     run = Rounds(JudgeConfig(device="cuda"), oracle, side, outputs, mutates=False, shares=None)  # type: ignore[arg-type]
     contenders = []
     for events, outside in (candidate, eager):

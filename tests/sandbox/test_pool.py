@@ -1,4 +1,4 @@
-"""ProfilerPool: one job a device at a time, first come first served, sick devices replaced."""
+"""ProfilerPool: one job a device at a time, or a few, first come first served, sick devices replaced."""
 
 from __future__ import annotations
 
@@ -110,6 +110,54 @@ async def test_a_factory_that_fails_frees_the_place():
             raise AssertionError("unreachable")
     async with pool.lease() as device:
         assert device.index == 0
+
+
+async def test_a_device_takes_as_many_jobs_as_it_was_said_to():
+    factory = Factory()
+    pool, most, now = ProfilerPool(factory, 2, jobs_per_device=3), 0, 0
+
+    async def job() -> None:
+        nonlocal most, now
+        async with pool.lease():
+            now += 1
+            most = max(most, now)
+            await asyncio.sleep(0.01)
+            now -= 1
+
+    await asyncio.gather(*(job() for _ in range(20)))
+    assert most == 6 and len(factory.made) == 2
+
+
+async def test_a_sick_device_is_left_by_its_other_jobs_before_the_next_is_made():
+    factory, events = Factory(), []
+    pool, go_on = ProfilerPool(factory, 1, jobs_per_device=3), asyncio.Event()
+
+    async def goes_on() -> None:
+        async with pool.lease() as device:
+            await go_on.wait()
+            events.append(f"{device.generation} {device.closed}")
+
+    async def fails() -> None:
+        with pytest.raises(DeviceError):
+            async with pool.lease() as device:
+                await asyncio.sleep(0.01)
+                raise DeviceError(f"{device.generation} is sick")
+
+    async def comes_later() -> None:
+        async with pool.lease() as device:
+            events.append(f"later on {device.generation}")
+
+    jobs = [asyncio.create_task(goes_on()), asyncio.create_task(fails()), asyncio.create_task(fails())]
+    await asyncio.gather(*jobs[1:])
+    assert pool.num_replaced == 1 and not factory.made[0].closed
+    later = asyncio.create_task(comes_later())
+    await asyncio.sleep(0.01)
+    assert events == [] and len(factory.made) == 1
+    go_on.set()
+    await asyncio.gather(jobs[0], later)
+    assert events == ["0 False", "later on 1"] and factory.made[0].closed and not factory.made[1].closed
+    await pool.close()
+    assert factory.made[1].closed and pool.num_replaced == 1
 
 
 def test_no_devices_is_a_mistake():

@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ import ray
 from sandbox.actors.compiling import CompileFleet
 from sandbox.actors.devices import ActorDevice
 from sandbox.actors.judge import RemoteJudge, start_judge
+from sandbox.compile import CompileService
 from sandbox.config import CompileConfig, JudgeConfig
 from sandbox.types import Candidate, DeviceError, Outcome, Task
 
@@ -219,3 +221,20 @@ async def test_a_judge_that_dies_is_restarted_and_asked_again(folders: Path) -> 
     assert (await judge.stats())["judged"] == 1  # those of the new process
     await judge.close()
     await judge.close()
+
+
+async def test_one_actor_judges_as_many_at_once_as_its_device_may(folders: Path) -> None:
+    config = configs(folders)[0].model_copy(update={"jobs_per_device": 2, "quiet": False})
+    artifact = CompileService(configs(folders)[1]).compile("cpp", RIGHT).artifact
+    assert artifact is not None
+    slow = Candidate(files=RIGHT.files | {"model_new.py": "import time\ntime.sleep(2)\n" + MODEL_NEW})
+    device = await ActorDevice.start(config, 0, folders / "quiet-2")
+    try:
+        began = time.monotonic()
+        judged = [device.judge(TASK, slow, artifact, skill="cpp", timed=False) for _ in range(2)]
+        judgements = await asyncio.gather(*judged)
+        elapsed = time.monotonic() - began
+    finally:
+        await device.close()
+    assert [each.outcome for each in judgements] == [Outcome.CORRECT] * 2
+    assert elapsed < sum(each.details["phases"]["total_s"] for each in judgements) - 1.0

@@ -25,7 +25,7 @@ class Judge:
 
 
 async def test_shares_are_of_the_time_since_the_last_question_and_a_restarted_pool_has_none():
-    meter, judge = UsageMeter(num_devices=2, engine_sequences=8, rollouts=4), Judge(100.0, 100.1, 0.0, None, 0.0)
+    meter, judge = UsageMeter(num_jobs=2, engine_sequences=8, rollouts=4), Judge(100.0, 100.1, 0.0, None, 0.0)
     assert set(await meter.take(judge, [])) == set(), "the first question only begins the count"
     with meter.under_way.use():
         await asyncio.sleep(0.2)
@@ -50,7 +50,7 @@ async def test_engines_tell_what_they_did_and_a_dead_one_costs_the_figure_alone(
 
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
-        meter, engines = UsageMeter(num_devices=1, engine_sequences=4, rollouts=1), [Engine.remote(), Engine.remote()]
+        meter, engines = UsageMeter(num_jobs=1, engine_sequences=4, rollouts=1), [Engine.remote(), Engine.remote()]
         await meter.take(Judge(0.0), engines)
         figures = await meter.take(Judge(0.0), engines)
         assert figures["engine_tokens_per_s"] == pytest.approx(40 * figures["engine_use"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import statistics
 
 import gpu_cases as cases
 import pytest
@@ -41,6 +42,14 @@ def test_an_honest_kernel_is_timed_by_two_clocks_that_agree(judge, device):
     assert judgement.details["gpu"] and "first_try" not in judgement.details
     eager_ms, compile_ms = device.baseline(CHAIN.task)
     assert eager_ms > 0 and compile_ms > 0
+
+
+def test_rounds_end_where_they_agree(judge, make_judge):
+    case = cases.LINEAR_RELU
+    judgement = judge(case.task, case.good, timed=True, on=make_judge(timed_rounds=9))
+    ratios = [1 / ratio for ratio in judgement.details["round_ratios"]]
+    agree = max(ratios[:5]) - min(ratios[:5]) <= 0.02 * statistics.median(ratios[:5])
+    assert len(ratios) == (5 if agree else 9), ratios
 
 
 def test_a_kernel_that_does_its_work_many_times_earns_one(judge):
