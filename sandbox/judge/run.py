@@ -132,7 +132,15 @@ class Run:
     def check_shares(self, candidate: timing.Series) -> None:
         """Raises RejectedError where torch's libraries did what the candidate's own kernels should do."""
         floor, call_ms = self._config.own_share_floor, min(candidate.values_ms)  # the call that was disturbed least
-        if self.shares is not None and self.shares.is_torchs_work(floor, call_ms):
+        if self.shares is None:
+            return
+        if floor and self.shares.is_foreign_work():
+            raise RejectedError(
+                Outcome.REFUSED,
+                f"{self.shares.of_foreign:.0%} of the computing time is spent in functions of torch's libraries that "
+                "compute, or in generated code; do all of the work in kernels of your own",
+            )
+        if self.shares.is_torchs_work(floor, call_ms):
             raise RejectedError(
                 Outcome.REFUSED,
                 f"{self.shares.of_torch:.0%} of the computing time is spent in torch's libraries, less than "
