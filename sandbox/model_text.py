@@ -216,8 +216,8 @@ class _ModelVisitor(_Visitor):
             self.generic_visit(node)
 
     def _check_lookup(self, node: ast.Call, name: str) -> None:
-        """getattr(object, "name") is object.name; a computed name only ever of `self`, and then it is looked at when the
-        lookup is made (sandbox.judge.lookups)."""
+        """getattr(object, "name") is object.name; a computed name only ever of `self`, and looked at when it is used
+        (sandbox.judge.lookups)."""
         target, key, *rest = node.args
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
             context = ast.Load() if name in ("getattr", "hasattr") else ast.Store()

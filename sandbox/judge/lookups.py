@@ -17,7 +17,7 @@ _LOOKUPS = ("getattr", "setattr", "hasattr", "delattr")
 
 
 def guarded_builtins(tell: Callable[[str], None]) -> dict[str, Any]:
-    """Python's builtins, whose lookups by name refuse modules and interpreter internals; `tell` hears of the attempt."""
+    """Python's builtins, whose lookups by name refuse modules and interpreter internals; `tell` hears of attempts."""
     return vars(builtins) | {name: _guarded(name, getattr(builtins, name), tell) for name in _LOOKUPS}
 
 
