@@ -141,16 +141,7 @@ class _Imports(_Visitor):
 
     def is_refused(self, module: str, name: str) -> bool:
         """Whether the member `name` of a module, or of something below one, is out of bounds."""
-        if module == self.extension:
-            return _is_dunder(name)
-        root, last = module.split(".")[0], module.split(".")[-1]
-        if name in _FOREIGN_MODULES or name in _REFUSED_MEMBERS.get(last, ()):
-            return True
-        if last in _ALLOWED_MEMBERS and name not in _ALLOWED_MEMBERS[last]:
-            return True
-        if root != "torch":
-            return name.startswith("_")
-        return name == "torch" or (name.startswith("_") and not _is_dunder(name))
+        return _is_dunder(name) if module == self.extension else is_refused_member(module, name)
 
     def is_module(self, module: str, name: str) -> bool:
         if module.split(".")[0] != "torch":
@@ -261,6 +252,18 @@ class _ModelVisitor(_Visitor):
 
     def _refuse_value(self, node: ast.expr, module: str) -> None:
         self.refuse(node, f"uses the module {module} as a value; write out what you need of it, as in {module}.name")
+
+
+def is_refused_member(module: str, name: str) -> bool:
+    """Whether `name` of a module that may be imported, or of something below one, is out of bounds."""
+    root, last = module.split(".")[0], module.split(".")[-1]
+    if name in _FOREIGN_MODULES or name in _REFUSED_MEMBERS.get(last, ()):
+        return True
+    if last in _ALLOWED_MEMBERS and name not in _ALLOWED_MEMBERS[last]:
+        return True
+    if root != "torch":
+        return name.startswith("_")
+    return name == "torch" or (name.startswith("_") and not _is_dunder(name))
 
 
 def _what_is_allowed(module: str) -> str:
