@@ -187,8 +187,9 @@ class CandidateSide:
         """True where a block of the candidate's memory overlaps its inputs."""
         return any(region.overlaps(start, end) for region in (self.worker.region, *self.input_regions))
 
-    def release(self) -> None:
-        self.ask({"op": "release"}, "release")
+    def release(self, *, keep: int | None = None) -> None:
+        """Forgets the results of the batch; those of call `keep` stay alive until the next that is kept."""
+        self.ask({"op": "release", "keep": keep}, "release")
 
     def read_leaf(self, leaf: dict[str, Any]) -> np.ndarray:
         try:
@@ -262,8 +263,13 @@ def device_times(reply: dict[str, Any]) -> list[float]:
     return [float(time) for time in times]
 
 
-def check_leaf(leaf: dict[str, Any], dtype: str, expected_shape: tuple[int, ...], path: str) -> None:
-    """Is the described output one the supervisor can and may read? Raises RejectedError."""
+def check_leaf(
+    leaf: dict[str, Any], dtype: str, expected_shape: tuple[int, ...], expected_bytes: int, path: str
+) -> None:
+    """Is the described output one the supervisor can and may read? Raises RejectedError.
+
+    `expected_bytes`: what the reference's own output lies in. Where that was expanded, so may this one be.
+    """
     shape, stride = leaf["shape"], leaf["stride"]
     if leaf["dtype"] != dtype or tuple(shape) != expected_shape:
         raise RejectedError(
@@ -283,7 +289,7 @@ def check_leaf(leaf: dict[str, Any], dtype: str, expected_shape: tuple[int, ...]
         raise RejectedError(
             Outcome.WRONG, f"{path} is spread too thinly over memory (strides {stride}); return a contiguous tensor"
         )
-    if span_bytes(leaf, itemsize) < dense:
+    if span_bytes(leaf, itemsize) < min(dense, expected_bytes):
         raise RejectedError(
             Outcome.WRONG, f"{path} has overlapping elements (strides {stride}); every element needs memory of its own"
         )

@@ -18,13 +18,14 @@ from sandbox.judge.arena import MemoryAccessError, read_memory, span_bytes, writ
 from sandbox.judge.candidate_side import CandidateSide, RejectedError, check_leaf
 from sandbox.judge.compare import compare_structure, compare_tensor
 from sandbox.judge.oracle_side import Answer, Draw, OracleSide
-from sandbox.judge.sharing import refuse_shared_calls, refuse_shared_outputs
+from sandbox.judge.sharing import Block, refuse_shared_calls, refuse_shared_outputs
 from sandbox.judge.values import ITEMSIZE
 from sandbox.judge.worker import numpy_dtype
 from sandbox.tasks import TaskError
 from sandbox.types import Outcome
 
 _OVERWRITE = 0x7F
+_MAX_KEPT_BYTES = 256 << 20
 _LAYOUT = ("dtype", "shape", "stride")
 
 
@@ -59,6 +60,8 @@ class Checker:
         self.report = CheckReport()
         self._index = 0
         self._leaves: list[dict[str, Any]] = []
+        self._kept: list[Block] = []
+        """Memory of results that are held to the end: buffers that take turns come back to it, however many they are."""
         self.mutates = False
         """The reference itself changes its inputs, so a candidate may."""
 
@@ -153,14 +156,17 @@ class Checker:
                 )
             self._index += 1
             outputs.append(self.compare(one, answers[-1], f"check {self._index} ({label})"))
-        refuse_shared_outputs(self._candidate, outputs, answers)
+        blocks = refuse_shared_outputs(self._candidate, outputs, answers, self._kept)
         if overwrite and self._candidate.device == "cuda":
             self._candidate.overwrite_outputs(_OVERWRITE)
         elif overwrite:
             for output in outputs:
                 self._overwrite(output)
         self._candidate.worker.resume()
-        self._candidate.release()
+        keep = not self._kept and self.output_bytes <= _MAX_KEPT_BYTES
+        self._candidate.release(keep=0 if keep else None)
+        if keep:
+            self._kept = blocks[0]
         self.report.num_checks = self._index
 
     def compare(self, described: dict[str, Any], answer: Answer, where: str) -> list[dict[str, Any]]:
@@ -183,7 +189,7 @@ class Checker:
         leaves, errors = described["leaves"], []
         for index, (leaf, (dtype, shape)) in enumerate(zip(leaves, answer.types, strict=True)):
             name = "the output" if len(leaves) == 1 else f"output {index}"
-            check_leaf(leaf, dtype, shape, f"{where}: {name}")
+            check_leaf(leaf, dtype, shape, answer.spans[index], f"{where}: {name}")
             error = self._error_of(leaf, answer, index, f"{where}: {name}")
             if error is not None and math.isfinite(error):
                 errors.append(error)
@@ -223,7 +229,7 @@ class Checker:
         table = np.frombuffer(self._candidate.worker.arena.memory, dtype=np.uint64)  # type: ignore[union-attr]
         addresses = table[: num_calls * count].reshape(num_calls, count)
         spans = [span_bytes(leaf, ITEMSIZE[leaf["dtype"]]) for leaf in self._leaves]
-        refuse_shared_calls(addresses, spans, self._candidate)
+        refuse_shared_calls(addresses, spans, self._candidate, self._kept)
         return [
             [leaf | {"address": int(address)} for leaf, address in zip(self._leaves, row, strict=True)]
             for row in addresses
