@@ -61,7 +61,8 @@ class Checker:
         self._index = 0
         self._leaves: list[dict[str, Any]] = []
         self._kept: list[Block] = []
-        """Memory of results that are held to the end: buffers that take turns come back to it, however many they are."""
+        """Memory of results that are held to the end: buffers that take turns come back to it, however many there
+        are."""
         self.mutates = False
         """The reference itself changes its inputs, so a candidate may."""
 
