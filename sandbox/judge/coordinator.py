@@ -23,6 +23,7 @@ from sandbox import guard
 from sandbox.compile import CompileService
 from sandbox.config import CompileConfig, JudgeConfig
 from sandbox.judge.device import DeviceJudge
+from sandbox.judge.result import plain_text
 from sandbox.judge.spec import device_spec
 from sandbox.judge.verdicts import Verdicts
 from sandbox.pool import Device, ProfilerPool
@@ -244,7 +245,7 @@ def make_device_judge(config: JudgeConfig, index: int, registry_dir: Path, *, gp
 
 
 def _rejected(outcome: Outcome, message: str) -> Judgement:
-    return Judgement(outcome=outcome, reward=REJECTED, message=message)
+    return Judgement(outcome=outcome, reward=REJECTED, message=plain_text(message))
 
 
 def _user() -> int:
