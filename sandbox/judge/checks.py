@@ -26,6 +26,7 @@ from sandbox.types import Outcome
 
 _OVERWRITE = 0x7F
 _MAX_KEPT_BYTES = 256 << 20
+_PASSED_BEFORE = "the same code passed the checks, so look for work that is skipped, cached or unfinished"
 _LAYOUT = ("dtype", "shape", "stride")
 
 
@@ -63,6 +64,8 @@ class Checker:
         self._kept: list[Block] = []
         """Memory of results that are held to the end: buffers that take turns come back to it, however many there
         are."""
+        self.has_values = False
+        """Some of an output are plain numbers, which lie in no memory that could be looked at."""
         self.mutates = False
         """The reference itself changes its inputs, so a candidate may."""
 
@@ -188,6 +191,7 @@ class Checker:
         if described["plain"] is not True:
             raise RejectedError(Outcome.REFUSED, f"{where}: outputs must be plain torch.Tensor, not a subclass")
         leaves, errors = described["leaves"], []
+        self.has_values |= _holds_values(answer.node)
         for index, (leaf, (dtype, shape)) in enumerate(zip(leaves, answer.types, strict=True)):
             name = "the output" if len(leaves) == 1 else f"output {index}"
             check_leaf(leaf, dtype, shape, answer.spans[index], f"{where}: {name}")
@@ -223,6 +227,19 @@ class Checker:
         if self._candidate.device == "cuda":
             leaves = self._copied_out(leaves, self._candidate.collect(chosen))
         return [self._candidate.read_leaf(leaf) for leaf in leaves]
+
+    def timed_node(self, chosen: int, num_calls: int) -> dict[str, Any]:
+        """One call's output as the candidate's process describes it, numbers and all; it is stopped again after."""
+        described = self._candidate.describe()
+        self._candidate.worker.stop()
+        if len(described) != num_calls:
+            raise RejectedError(Outcome.REFUSED, "the candidate's process does not keep to the protocol")
+        return described[chosen]["node"]
+
+    def compare_node(self, node: dict[str, Any], answer: Answer) -> None:
+        difference = compare_structure(answer.node, node)
+        if difference:
+            raise RejectedError(Outcome.WRONG, f"a timed call: {difference}; {_PASSED_BEFORE}")
 
     def timed_outputs(self, num_calls: int) -> list[list[dict[str, Any]]]:
         """Where the outputs of each call of a batch lie, by the arena's table; no two calls may share memory."""
@@ -269,8 +286,7 @@ class Checker:
             if difference:
                 raise RejectedError(
                     Outcome.WRONG,
-                    f"a timed call: output {index}: {difference}; the same code passed "
-                    "the checks, so look for work that is skipped, cached or unfinished",
+                    f"a timed call: output {index}: {difference}; {_PASSED_BEFORE}",
                 )
 
     def _agrees(self, array: np.ndarray, answer: Answer, index: int) -> bool:
@@ -297,3 +313,11 @@ class Checker:
                     write_memory(self._candidate.worker.pid, leaf["address"], bytearray([_OVERWRITE]) * num_bytes)
                 except MemoryAccessError as error:
                     raise RejectedError(Outcome.WRONG, f"an output lies in read-only memory: {error}") from error
+
+
+def _holds_values(node: dict[str, Any]) -> bool:
+    if node["kind"] in ("list", "tuple"):
+        return any(map(_holds_values, node["value"]))
+    if node["kind"] == "dict":
+        return any(_holds_values(item) for _, item in node["value"])
+    return node["kind"] in ("bool", "int", "float", "str")

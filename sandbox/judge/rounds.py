@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import secrets
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,8 @@ class Rounds:
         self._every = self._slots.every
         self.snapshots: list[tuple[int, list[np.ndarray]]] = []
         """Inputs in the oracle and outputs of timed calls, to be compared in full."""
+        self.nodes: list[tuple[int, dict[str, Any]]] = []
+        """The same of outputs in which there are numbers."""
         self.spots: SpotChecks | None = None
         self.outside_ms: dict[str, dict[str, float]] = {}
         """On a GPU, times by the supervisor's clock."""
@@ -68,7 +71,10 @@ class Rounds:
         warmup_ms = max(self._config.warmup_ms, timing.GPU_WARMUP_MS if self._oracle.device == "cuda" else 0.0)
         timing.warm_up([candidate, eager], self._every, warmup_ms=warmup_ms)
         rounds = timing.plan_rounds(self._config.timed_rounds, 3 * timing.TARGET_BATCH_S)
-        observed, verified = secrets.randbelow(rounds), _some(rounds, _MAX_VERIFIED_OUTPUTS)
+        observed = secrets.randbelow(rounds)
+        verified = _some(
+            rounds, _MAX_VERIFIED_OUTPUTS if self._checker.leaves else rounds
+        )  # nothing else looks at numbers
         watched = _some(rounds, rounds if candidate.warm_s < _SLOW_S else _WATCHED_WHEN_SLOW)
         for index in range(rounds):
             steps = [functools.partial(self._round, candidate, eager, verify=index in verified)]
@@ -193,6 +199,8 @@ class Rounds:
                 raise RejectedError(Outcome.RUNTIME_ERROR, text) from error
         if key is not None:
             self.snapshots.append((key, self._checker.snapshot(chosen, len(batch))))
+            if self._checker.has_values:
+                self.nodes.append((key, self._checker.timed_node(chosen, len(batch))))
 
     def _inputs_unchanged(self, batch: list[int], chosen: int, key: int | None) -> bool:
         """On a GPU only of calls that are verified: all would take longer to copy than to time."""

@@ -153,6 +153,8 @@ class Run:
         with self.phase("verify_s"):
             for key, outputs in self._rounds.snapshots:
                 self._checker.compare_snapshot(outputs, self._oracle.answer(key, self._config.protocol))
+            for key, node in self._rounds.nodes:
+                self._checker.compare_node(node, self._oracle.answer(key, self._config.protocol))
             for suspect in self._rounds.spots.suspects if self._rounds.spots is not None else ():
                 answer = self._oracle.answer(suspect.key, self._config.protocol)
                 self._checker.compare_snapshot(suspect_arrays(suspect, answer), answer)

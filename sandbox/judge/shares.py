@@ -35,8 +35,8 @@ _TORCH = re.compile(r"/libtorch_cpu|libmkl|libdnnl|libopenblas|/numpy")
 """What can compute; libtorch_python and libc10 are overhead, as Python is."""
 _ONLY_COMPUTES = re.compile(r"/lib(mkl|dnnl|openblas)")
 _COMPUTES = re.compile(
-    r"^_?mkl_(?!serv)|^(cblas|nnp|xnn|dnnl)_|^[sdcz]gem[mv]|4dnnl|7qnnpack|Sleef_"
-    r"|6fbgemm(?!\w*(Float|transpose))|2at6native(6AVX512|4AVX2|7DEFAULT|7cpublas)(?!.*(copy|fill|zero))",
+    r"^_?mkl_(?!serv)|^(cblas|nnp|xnn|dnnl)_|^[sdcz]gem[mv]|4dnnl|7qnnpack|11arm_compute|Sleef_"
+    r"|6fbgemm(?!\w*(Float|transpose))|2at6native(6AVX512|4AVX2|7DEFAULT|\d+SVE|7cpublas)(?!.*(copy|fill|zero))",
     re.IGNORECASE,
 )
 """Names, as the linker knows them, of functions that no allocation, view or copy comes to."""

@@ -140,3 +140,27 @@ def test_what_is_no_library_has_no_names(tmp_path) -> None:
     (tmp_path / "text").write_text("no library" * 10)
     with pytest.raises(ValueError, match="ELF"):
         code_names(str(tmp_path / "text"))
+
+
+COPIES = """
+import torch
+torch.set_num_threads(1)
+x, n = torch.randn(512, 512), torch.randint(0, 9, (512, 512))
+c, y, out = torch.complex(x, x), x.double(), torch.empty(512, 512)
+while True:
+    x.half().float(); x.bfloat16().float(); y.float(); n.float(); x.to(torch.int8); x.bool(); c.clone(); x.t().contiguous()
+    torch.zeros(512, 512); torch.full((512, 512), 2.0); torch.ones_like(y); out.copy_(x[0]); out[:, ::2] = x[:, ::2]
+    n.clone().fill_(3); x.expand(2, 512, 512).reshape(-1)
+"""
+
+
+def test_copies_fills_and_conversions_are_no_computing() -> None:
+    process = subprocess.Popen([sys.executable, "-c", COPIES])
+    try:
+        time.sleep(3)
+        found = _Owners(process.pid, own="/none")
+        counts = Counter(found.of(address) for address in stopped_samples(process, 150))
+        assert counts["torch"] >= 30 and not counts["computing"] and not counts["generated"], counts
+    finally:
+        process.kill()
+        process.wait()
