@@ -43,7 +43,7 @@ class ModelServer:
         self._model: Callable[..., Any] | None = None
         self._observer: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._outputs: list[Any] = []
-        self._kept: Any = None
+        self._held: Any = None
         """Results of one call that its caller still holds."""
         self.models: dict[str, Callable[..., Any]] = {}
 
@@ -136,7 +136,7 @@ class ModelServer:
 
     def do_release(self, message: dict[str, Any]) -> dict[str, Any]:
         if message.get("keep") is not None:
-            self._kept = self._outputs[message["keep"]]
+            self._held = self._outputs[message["keep"]]
         self._outputs.clear()
         self._prepared = []
         self.placement.release()
