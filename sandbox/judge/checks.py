@@ -167,11 +167,17 @@ class Checker:
             for output in outputs:
                 self._overwrite(output)
         self._candidate.worker.resume()
-        keep = not self._kept and self.output_bytes <= _MAX_KEPT_BYTES
-        self._candidate.release(keep=0 if keep else None)
-        if keep:
-            self._kept = blocks[0]
+        self._release([block for mine in blocks for block in mine])
         self.report.num_checks = self._index
+
+    def _release(self, blocks: list[Block]) -> None:
+        """Holds the results of a batch, as long as all that is held is not too much; before the clock starts, since
+        memory that is held has to be replaced."""
+        num_bytes = sum(end - start for start, end in self._kept + blocks)
+        keep = num_bytes <= _MAX_KEPT_BYTES
+        self._candidate.release(keep=keep)
+        if keep:
+            self._kept += blocks
 
     def compare(self, described: dict[str, Any], answer: Answer, where: str) -> list[dict[str, Any]]:
         """Compares one call's outputs, and returns their leaves; the candidate has to be stopped."""
