@@ -27,9 +27,18 @@ _REFUSED_MEMBERS = {
         "manual_seed seed initial_seed default_generator torch"
     ),
     "typing": _words("get_type_hints ForwardRef evaluate_forward_ref"),  # they evaluate strings
-    "functools": _words("singledispatch singledispatchmethod"),  # so do these, of annotations
 }
 """What compiles, loads, patches, steers or evaluates; torch's operators are left to the judge's record of what ran."""
+_ALLOWED_MEMBERS = {
+    "dataclasses": _words(
+        "dataclass field fields replace asdict astuple is_dataclass InitVar KW_ONLY MISSING Field FrozenInstanceError"
+    ),
+    "functools": _words("partial partialmethod reduce lru_cache cache cached_property total_ordering cmp_to_key wraps"),
+    "collections": _words("OrderedDict defaultdict deque Counter ChainMap namedtuple UserDict UserList UserString"),
+    "enum": _words("Enum IntEnum StrEnum Flag IntFlag auto unique member nonmember EnumMeta EnumType ReprEnum"),
+}
+"""Of these modules nothing else: they also take attributes, and write into modules, by names in strings."""
+_WRAPS = "functools.wraps"
 _FOREIGN_MODULES = _words(
     "sys os builtins bltns ctypes inspect importlib types threading gc subprocess socket platform textwrap re "
     "stdlib_re abc copyreg contextlib warnings traceback _sys _os _weakref weakref operator copy keyword np glob"
@@ -56,7 +65,8 @@ _REFUSED_METHODS = _words(
     "__reduce_ex__ __setstate__ __getstate__"
 )
 _INTERNALS = _words(
-    "f_back f_locals f_globals f_code gi_frame cr_frame ag_frame tb_frame tb_next co_code mro _evaluate _C"
+    "f_back f_locals f_globals f_code gi_frame cr_frame ag_frame tb_frame tb_next co_code mro _evaluate _C "
+    "from_file _new_shared_filename_cpu _new_shared_fd_cpu _share_filename_cpu_ _share_fd_cpu_"  # storage over files
 )
 
 
@@ -101,6 +111,8 @@ class _Imports(_Visitor):
     def __init__(self, extension: str) -> None:
         self.extension = extension
         self.modules: dict[str, str] = {}
+        self.wraps: set[str] = set()
+        """Names that stand for functools.wraps."""
         self.uses_extension = False
         self._allowed = ALLOWED_IMPORTS | {extension}
 
@@ -124,17 +136,12 @@ class _Imports(_Visitor):
                 self.refuse(node, self._problem("torch.nn.functional"))
             elif alias.name == "*" or self.is_refused(module, alias.name) or self.is_module(module, alias.name):
                 self.refuse(node, f"imports {alias.name} from {module}; name what you need of it, and not modules")
+            elif f"{module}.{alias.name}" == _WRAPS:
+                self.wraps.add(alias.asname or alias.name)
 
     def is_refused(self, module: str, name: str) -> bool:
         """Whether the member `name` of a module, or of something below one, is out of bounds."""
-        if module == self.extension:
-            return _is_dunder(name)
-        root, last = module.split(".")[0], module.split(".")[-1]
-        if name in _FOREIGN_MODULES or name in _REFUSED_MEMBERS.get(last, ()):
-            return True
-        if root != "torch":
-            return name.startswith("_")
-        return name == "torch" or (name.startswith("_") and not _is_dunder(name))
+        return _is_dunder(name) if module == self.extension else is_refused_member(module, name)
 
     def is_module(self, module: str, name: str) -> bool:
         if module.split(".")[0] != "torch":
@@ -161,9 +168,11 @@ class _ModelVisitor(_Visitor):
     def _check_attribute(self, node: ast.Attribute) -> None:
         module = self._module_of(node.value)
         if module is not None and self._imports.is_refused(module, node.attr):
-            self.refuse(node, f"uses {module}.{node.attr}; of {module}, only what builds and holds tensors is allowed")
-        elif node.attr in _INTERNALS or (_is_dunder(node.attr) and node.attr not in _ALLOWED_DUNDERS):
+            self.refuse(node, f"uses {module}.{node.attr}; of {module}, {_what_is_allowed(module)} is allowed")
+        elif is_internal(node.attr):
             self.refuse(node, f"uses the attribute {node.attr}; a model needs no interpreter internals")
+        elif module == "functools" and node.attr == "wraps":
+            self._refuse_wraps(node)
         elif isinstance(node.ctx, (ast.Store, ast.Del)) and (module is not None or node.attr == "__class__"):
             self.refuse(node, f"assigns to {module or 'an object'}.{node.attr}; patching is tampering")
         self._visit_base(node.value)
@@ -179,6 +188,8 @@ class _ModelVisitor(_Visitor):
         module = self._imports.modules.get(node.id)
         if node.id in _REFUSED_NAMES or (_is_dunder(node.id) and node.id not in _DUNDER_NAMES):
             self.refuse(node, f"uses {node.id}")
+        elif node.id in self._imports.wraps and isinstance(node.ctx, ast.Load):
+            self._refuse_wraps(node)
         elif node.id in _LOOKUPS or node.id == "type":
             self.refuse(node, f"uses {node.id} as a value; call it where you need it")
         elif module is not None and module != self._imports.extension and isinstance(node.ctx, ast.Load):
@@ -190,11 +201,14 @@ class _ModelVisitor(_Visitor):
             self.visit(node.args[0])
         elif name in _LOOKUPS and len(node.args) > 1:
             self._check_lookup(node, name)
+        elif self._is_wraps(node.func) and len(node.args) == 1 and not node.keywords:
+            self.visit(node.args[0])
         else:
             self.generic_visit(node)
 
     def _check_lookup(self, node: ast.Call, name: str) -> None:
-        """getattr(object, "name") is object.name; a computed name only ever of `self`."""
+        """getattr(object, "name") is object.name; a computed name only ever of `self`, and looked at when it is used
+        (sandbox.judge.lookups)."""
         target, key, *rest = node.args
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
             context = ast.Load() if name in ("getattr", "hasattr") else ast.Store()
@@ -206,14 +220,15 @@ class _ModelVisitor(_Visitor):
         for argument in [*rest, *(keyword.value for keyword in node.keywords)]:
             self.visit(argument)
 
+    def visit_MatchClass(self, node: ast.MatchClass) -> None:
+        """`case Kind(name=part)` asks for attributes, and `case Kind(part)` for those that Kind names."""
+        if node.patterns or node.kwd_attrs:
+            self.refuse(node.cls, "matches attributes by a class pattern; use isinstance, and write attributes out")
+        self.generic_visit(node)
+
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for item in node.body:
-            names = (
-                [item.name]
-                if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef))
-                else [target.id for target in getattr(item, "targets", []) if isinstance(target, ast.Name)]
-            )
-            refused = next((name for name in names if name in _REFUSED_METHODS), None)
+            refused = next((name for name in _defined(item) if name in _REFUSED_METHODS), None)
             if refused is not None:
                 self.refuse(item, f"class {node.name} overrides {refused}; the judge relies on torch's own")
         self.generic_visit(node)
@@ -227,8 +242,46 @@ class _ModelVisitor(_Visitor):
             return f"{base}.{node.attr}" if base is not None else None
         return None
 
+    def _is_wraps(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Name):
+            return node.id in self._imports.wraps
+        return isinstance(node, ast.Attribute) and f"{self._module_of(node.value)}.{node.attr}" == _WRAPS
+
+    def _refuse_wraps(self, node: ast.expr) -> None:
+        self.refuse(node, "uses functools.wraps with more than the function, or as a value; write @functools.wraps(f)")
+
     def _refuse_value(self, node: ast.expr, module: str) -> None:
         self.refuse(node, f"uses the module {module} as a value; write out what you need of it, as in {module}.name")
+
+
+def is_refused_member(module: str, name: str) -> bool:
+    """Whether `name` of a module that may be imported, or of something below one, is out of bounds."""
+    root, last = module.split(".")[0], module.split(".")[-1]
+    if name in _FOREIGN_MODULES or name in _REFUSED_MEMBERS.get(last, ()):
+        return True
+    if last in _ALLOWED_MEMBERS and name not in _ALLOWED_MEMBERS[last]:
+        return True
+    if root != "torch":
+        return name.startswith("_")
+    return name == "torch" or (name.startswith("_") and not _is_dunder(name))
+
+
+def _what_is_allowed(module: str) -> str:
+    members = _ALLOWED_MEMBERS.get(module.split(".")[-1])
+    return "only what builds and holds tensors" if members is None else f"only {', '.join(sorted(members))}"
+
+
+def is_internal(attribute: str) -> bool:
+    """Whether an attribute of this name leads into the interpreter, or past what the judge records."""
+    return attribute in _INTERNALS or (_is_dunder(attribute) and attribute not in _ALLOWED_DUNDERS)
+
+
+def _defined(item: ast.stmt) -> list[str]:
+    """Names that a statement of a class body gives to the class."""
+    if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return [item.name]
+    targets = [item.target] if isinstance(item, ast.AnnAssign) else getattr(item, "targets", [])
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def _is_dunder(name: str) -> bool:

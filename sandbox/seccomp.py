@@ -66,6 +66,15 @@ _NO_KERNELS_BUSINESS = {
     "tkill": (200, 130),
     "pidfd_open": (434, 434),
     "pidfd_send_signal": (424, 424),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    # timers go on while a process stands still: they would take time from whoever is measured then
+    "timer_create": (222, 107),
+    "timer_settime": (223, 110),
+    "setitimer": (38, 103),
+    "alarm": (37, None),
+    "timerfd_create": (283, 85),
+    "timerfd_settime": (286, 86),
     "socket": (41, 198),
     "connect": (42, 203),
     "bind": (49, 200),
@@ -77,7 +86,17 @@ _NO_KERNELS_BUSINESS = {
 _FAILS = {
     "sched_setaffinity": (203, 122),
     "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
     "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "migrate_pages": (256, 238),
+    "process_madvise": (440, 440),
+    # so does what the kernel reads and writes by itself
+    "io_setup": (206, 0),
+    "readahead": (187, 213),
+    "sync": (162, 81),
+    "syncfs": (306, 267),
     "personality": (135, 92),
     "memfd_create": (319, 279),
     "shmget": (29, 194),
@@ -107,6 +126,8 @@ _FAILS = {
     "openat2": (437, 437),  # its flags lie in memory, where a filter cannot look
 }
 _CLONE, _CLONE3, _OPEN, _OPENAT = (56, 220), (435, 435), (2, None), (257, 56)
+_TGKILL, _PRCTL = (234, 131), (157, 167)
+_PR_SET_DUMPABLE = 4
 
 
 Whose = Literal["candidate", "shell"]
@@ -152,16 +173,21 @@ def _candidate_rules(column: int) -> list[bytes]:
         lines += _when(_EQUAL, numbers[column], action=_KILL)
     for numbers in _FAILS.values():
         lines += _when(_EQUAL, numbers[column], action=_EPERM)
-    lines += _when_flags(_CLONE[column], 0, _CLONE_THREAD, negate=True, action=_KILL)
-    lines += _when_flags(_OPEN[column], 1, _WRITES, action=_EPERM)
-    return lines + _when_flags(_OPENAT[column], 2, _WRITES, action=_EPERM)
+    lines += _when_argument(
+        _TGKILL[column], 0, _EQUAL, os.getpid(), negate=True, action=_KILL
+    )  # abort() signals itself
+    # undumpable, it could not be looked at by a judge that is an ordinary user
+    lines += _when_argument(_PRCTL[column], 0, _EQUAL, _PR_SET_DUMPABLE, action=_EPERM)
+    lines += _when_argument(_CLONE[column], 0, _ANY_BIT, _CLONE_THREAD, negate=True, action=_KILL)
+    lines += _when_argument(_OPEN[column], 1, _ANY_BIT, _WRITES, action=_EPERM)
+    return lines + _when_argument(_OPENAT[column], 2, _ANY_BIT, _WRITES, action=_EPERM)
 
 
 def _shell_rules(column: int) -> list[bytes]:
     lines = []
     for numbers in _ESCAPES.values():
         lines += _when(_EQUAL, numbers[column], action=_EPERM)
-    return lines + _when_flags(_CLONE[column], 0, _CLONE_NAMESPACES, action=_EPERM)
+    return lines + _when_argument(_CLONE[column], 0, _ANY_BIT, _CLONE_NAMESPACES, action=_EPERM)
 
 
 def _when(test: int, value: int | None, *, action: int, negate: bool = False) -> list[bytes]:
@@ -171,11 +197,13 @@ def _when(test: int, value: int | None, *, action: int, negate: bool = False) ->
     return [_line(test, value, *((1, 0) if negate else (0, 1))), _line(_RETURN, action)]
 
 
-def _when_flags(number: int | None, argument: int, bits: int, *, action: int, negate: bool = False) -> list[bytes]:
-    """`action` where call `number` has any (none) of `bits` in the lower half of an argument."""
+def _when_argument(
+    number: int | None, argument: int, test: int, value: int, *, action: int, negate: bool = False
+) -> list[bytes]:
+    """`action` where the lower half of an argument of call `number` (not) meets the test."""
     if number is None:
         return []
-    inner = [_line(_LOAD, _ARGUMENTS_AT + 8 * argument), *_when(_ANY_BIT, bits, action=action, negate=negate)]
+    inner = [_line(_LOAD, _ARGUMENTS_AT + 8 * argument), *_when(test, value, action=action, negate=negate)]
     inner.append(_line(_LOAD, _NUMBER_AT))
     return [_line(_EQUAL, number, 0, len(inner)), *inner]
 

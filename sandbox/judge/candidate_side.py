@@ -138,8 +138,9 @@ class CandidateSide:
         """True where a block of the candidate's memory overlaps its inputs."""
         return any(region.overlaps(start, end) for region in (self.worker.region, *self.input_regions))
 
-    def release(self) -> None:
-        self.ask({"op": "release"}, "release")
+    def release(self, *, keep: bool = False) -> None:
+        """Forgets the results of the batch; if they are kept they stay alive, as where a caller holds them."""
+        self.ask({"op": "release", "keep": keep}, "release")
 
     def read_leaf(self, leaf: dict[str, Any]) -> np.ndarray:
         try:

@@ -31,17 +31,22 @@ class ProtocolError(RuntimeError):
 
 
 class Channel:
-    """One end of a conversation; `fds` are file descriptors passed along with a message."""
+    """One end of a conversation; `fds` are file descriptors passed along with a message.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Only the workers' end takes descriptors. At the other end the kernel drops them: a worker that is not trusted could
+    otherwise fill the supervisor's table of open files.
+    """
+
+    def __init__(self, sock: socket.socket, *, takes_fds: bool = True) -> None:
         self._sock = sock
+        self._ancillary_bytes = socket.CMSG_SPACE(4 * 4) if takes_fds else 0
         self._received_fds: list[int] = []
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
         """Our end, and the other process's end as a socket to hand over."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        return cls(ours), theirs
+        return cls(ours, takes_fds=False), theirs
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -99,7 +104,7 @@ class Channel:
                 raise ChannelTimeoutError("no answer within the time limit")
             self._sock.settimeout(remaining)
             try:
-                chunk, ancillary, _, _ = self._sock.recvmsg(missing, socket.CMSG_SPACE(4 * 4))
+                chunk, ancillary, _, _ = self._sock.recvmsg(missing, self._ancillary_bytes)
             except TimeoutError as error:
                 raise ChannelTimeoutError("no answer within the time limit") from error
             except ConnectionResetError as error:

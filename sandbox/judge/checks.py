@@ -20,12 +20,13 @@ from sandbox.judge.candidate_side import CandidateSide
 from sandbox.judge.compare import compare_structure, compare_tensor
 from sandbox.judge.oracle_side import Answer, Draw, OracleSide
 from sandbox.judge.rejection import RejectedError, check_leaf
-from sandbox.judge.sharing import refuse_shared_outputs
+from sandbox.judge.sharing import Block, refuse_shared_outputs
 from sandbox.judge.values import ITEMSIZE
 from sandbox.tasks import TaskError
 from sandbox.types import Outcome
 
 _OVERWRITE = 0x7F
+_MAX_KEPT_BYTES = 256 << 20
 
 
 @dataclass(slots=True)
@@ -64,6 +65,11 @@ class Checker:
         self._index = 0
         self.leaves: list[dict[str, Any]] = []
         """Shapes, types and strides of a call's outputs, as the last check saw them."""
+        self.kept: list[Block] = []
+        """Memory of results that are held to the end: buffers that take turns come back to it, however many there
+        are."""
+        self.has_values = False
+        """Some of an output are plain numbers, which lie in no memory that could be looked at."""
         self.mutates = False
         """The reference itself changes its inputs, so a candidate may."""
 
@@ -160,15 +166,24 @@ class Checker:
                 )
             self._index += 1
             outputs.append(self.compare(one, answers[-1], f"check {self._index} ({label})"))
-        refuse_shared_outputs(self._candidate, outputs, answers)
+        blocks = refuse_shared_outputs(self._candidate, outputs, answers, self.kept)
         if overwrite and self._candidate.device == "cuda":
             self._candidate.overwrite_outputs(_OVERWRITE)
         elif overwrite:
             for output in outputs:
                 self._overwrite(output)
         self._candidate.worker.resume()
-        self._candidate.release()
+        self._release([block for mine in blocks for block in mine])
         self.report.num_checks = self._index
+
+    def _release(self, blocks: list[Block]) -> None:
+        """Holds the results of a batch, as long as all that is held is not too much; before the clock starts, since
+        memory that is held has to be replaced."""
+        num_bytes = sum(end - start for start, end in self.kept + blocks)
+        keep = num_bytes <= _MAX_KEPT_BYTES
+        self._candidate.release(keep=keep)
+        if keep:
+            self.kept += blocks
 
     def compare(self, described: dict[str, Any], answer: Answer, where: str) -> list[dict[str, Any]]:
         """Compares one call's outputs, and returns their leaves; the candidate has to be stopped."""
@@ -188,9 +203,10 @@ class Checker:
         if described["plain"] is not True:
             raise RejectedError(Outcome.REFUSED, f"{where}: outputs must be plain torch.Tensor, not a subclass")
         leaves, errors = described["leaves"], []
+        self.has_values |= _holds_values(answer.node)
         for index, (leaf, (dtype, shape)) in enumerate(zip(leaves, answer.types, strict=True)):
             name = "the output" if len(leaves) == 1 else f"output {index}"
-            check_leaf(leaf, dtype, shape, f"{where}: {name}")
+            check_leaf(leaf, dtype, shape, answer.spans[index], f"{where}: {name}")
             error = self._error_of(leaf, answer, index, f"{where}: {name}")
             if error is not None and math.isfinite(error):
                 errors.append(error)
@@ -223,3 +239,11 @@ class Checker:
                     write_memory(self._candidate.worker.pid, leaf["address"], bytearray([_OVERWRITE]) * num_bytes)
                 except MemoryAccessError as error:
                     raise RejectedError(Outcome.WRONG, f"an output lies in read-only memory: {error}") from error
+
+
+def _holds_values(node: dict[str, Any]) -> bool:
+    if node["kind"] in ("list", "tuple"):
+        return any(map(_holds_values, node["value"]))
+    if node["kind"] == "dict":
+        return any(_holds_values(item) for _, item in node["value"])
+    return node["kind"] in ("bool", "int", "float", "str")

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from sandbox import guard
 from sandbox.config import JudgeConfig
+from sandbox.judge.result import plain_text
 from sandbox.judge.verdicts import Verdicts
 from sandbox.pool import Device, ProfilerPool
 from sandbox.reward import REJECTED
@@ -182,4 +183,4 @@ class JudgeCoordinator(Judge):
 
 
 def _rejected(outcome: Outcome, message: str) -> Judgement:
-    return Judgement(outcome=outcome, reward=REJECTED, message=message)
+    return Judgement(outcome=outcome, reward=REJECTED, message=plain_text(message))

@@ -1,7 +1,8 @@
 """Fresh inputs for every timed call: what lies in the slots of a judgement, round after round.
 
-Contents are natural draws as far as the time for drawing goes; beyond that, block by block mixtures of recent draws at
-their places, which no earlier call has seen. Integers come from one draw, as they index into something.
+Contents are natural draws as far as the time for drawing goes; beyond that, mixtures of recent draws at their places,
+which no earlier call has seen: on a CPU element by element, so that not even a row returns and answers that were kept
+row by row are of no use, on a GPU block by block. Integers come from one draw, as they index into something.
 
     HostSlots     the supervisor writes contents into the oracle's arena, from where they go to the candidate's
     DeviceSlots   draws are copied to the GPU once, in both processes, and mixed there by the same recipe: nothing
@@ -27,6 +28,8 @@ _DRAW_BUDGET_S = 0.12
 _DEVICE_DRAW_BUDGET_S = 0.02
 """Shorter, since everything else on the GPU may be waiting."""
 _MIX_BLOCKS = 8
+_WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.uint64}
+"""By the size of an element, what it is a whole number of."""
 _DEVICE_SLOTS_BYTES = 512 << 20
 _LEAST_SLOTS = 3
 
@@ -87,17 +90,26 @@ class HostSlots:
 
     def _mix(self, slot: int) -> None:
         pid, memory = self._oracle.worker.pid, self._oracle.worker.arena.memory  # type: ignore[union-attr]
-        whole = secrets.choice(self._pool)[1]
-        for index, offset in enumerate(self._oracle.layout.slots[slot]):
-            leaf = whole[index]
-            total = span_bytes(leaf, ITEMSIZE[leaf["dtype"]])
-            if leaf["dtype"] not in FLOATS:
-                read_memory(pid, leaf["address"], memory, offset, total)
-                continue
-            edges = sorted({0, total, *(int(edge) * 8 for edge in np.random.randint(0, total // 8 + 1, _MIX_BLOCKS))})
-            for start, end in zip(edges, edges[1:], strict=False):
-                source = secrets.choice(self._pool)[1][index]
-                read_memory(pid, source["address"] + start, memory, offset + start, end - start)
+        (_, whole), (_, others) = secrets.SystemRandom().sample(self._pool, 2)
+        for leaf, other, offset in zip(whole, others, self._oracle.layout.slots[slot], strict=True):
+            itemsize = ITEMSIZE[leaf["dtype"]]
+            total = span_bytes(leaf, itemsize)
+            read_memory(pid, leaf["address"], memory, offset, total)
+            if leaf["dtype"] in FLOATS and total:
+                drawn = bytearray(total)
+                read_memory(pid, other["address"], drawn, 0, total)
+                mix_elements(memoryview(memory)[offset : offset + total], drawn, itemsize)
+
+
+def mix_elements(target: memoryview, source: bytearray, itemsize: int) -> None:
+    """Overwrites half of the elements of `target`, at random, with those of `source` at the same places."""
+    word, count = np.dtype(_WORDS[itemsize]), len(source) // itemsize
+    mine, theirs = (np.frombuffer(memory, dtype=word) for memory in (target, source))
+    bits = np.frombuffer(np.random.default_rng(secrets.randbits(128)).bytes(-(-count // 8)), dtype=np.uint8)
+    chosen = np.repeat(np.unpackbits(bits, count=count).astype(word), itemsize // word.itemsize)
+    np.negative(chosen, out=chosen)  # all bits of what is taken; a copy by mask takes several times as long
+    chosen &= mine ^ theirs
+    mine ^= chosen
 
 
 class DeviceSlots:

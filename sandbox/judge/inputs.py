@@ -93,7 +93,8 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _like(layout: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    if any(size > 1 and step == 0 for size, step in zip(layout.shape, layout.stride(), strict=True)):
-        return values.clone()  # an expanded tensor cannot be written element by element
-    result = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=layout.device)
-    return result.copy_(values)
+    for axis, (size, step) in enumerate(zip(layout.shape, layout.stride(), strict=True)):
+        if size > 1 and step == 0:  # expanded: one element stands for all along this axis
+            values = values.narrow(axis, 0, 1)
+    result = torch.empty_strided(values.shape, layout.stride(), dtype=layout.dtype, device=layout.device)
+    return result.copy_(values).expand(layout.shape)

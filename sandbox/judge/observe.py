@@ -88,6 +88,12 @@ class TamperRecord:
     def events(self) -> list[str]:
         return list(self._events)
 
+    def add(self, event: str) -> None:
+        """Records what no audit event tells of."""
+        if len(self._events) < _MAX_EVENTS:
+            self._events.append(event)
+            os.write(2, f"{event}\n".encode(errors="replace"))  # the call itself may be this process's last
+
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._busy or len(self._events) >= _MAX_EVENTS:
             return
@@ -95,8 +101,7 @@ class TamperRecord:
         try:
             text = self._describe(event, arguments)
             if text is not None:
-                self._events.append(text)
-                os.write(2, f"{text}\n".encode(errors="replace"))  # the call itself may be this process's last
+                self.add(text)
         finally:
             self._busy = False
 

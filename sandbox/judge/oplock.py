@@ -16,8 +16,8 @@ import torch
 from sandbox.judge.ownwork import ALLOWED_OPERATORS
 from sandbox.symbol_lists import ALLOWED_ATEN
 
-_NAMESPACES = ("aten", "mkldnn")
-_DISPATCH_KEY = "CPU"
+_DISPATCH_KEYS = ("CPU", "SparseCPU", "SparseCsrCPU", "MkldnnCPU", "QuantizedCPU", "NestedTensorCPU")
+"""Where tensors in the host's memory are computed with, in whichever layout."""
 
 
 class ForeignOperatorError(Exception):
@@ -25,24 +25,31 @@ class ForeignOperatorError(Exception):
 
 
 class OperatorLock:
-    """Replaces the CPU kernels of all operators that are not for allocation, views and copies; for good."""
+    """Replaces the host's kernels of all operators that are not for allocation, views and copies; for good."""
 
     def __init__(self) -> None:
-        self._libraries = {name: torch.library.Library(name, "IMPL") for name in _NAMESPACES}
+        self._libraries: dict[str, torch.library.Library] = {}
 
     def close(self) -> None:
         """From here on the operators raise ForeignOperatorError."""
         allowed = ALLOWED_OPERATORS | ALLOWED_ATEN
         with warnings.catch_warnings():  # torch says so where kernels are replaced
             warnings.simplefilter("ignore")
-            for name in torch._C._dispatch_get_registrations_for_dispatch_key(_DISPATCH_KEY):
-                namespace, _, operator = name.partition("::")
-                if namespace in self._libraries and operator.partition(".")[0] not in allowed:
-                    self._libraries[namespace].m.impl(operator, _DISPATCH_KEY, _refusing(operator), False)  # type: ignore[union-attr]
+            for key in _DISPATCH_KEYS:
+                for name in torch._C._dispatch_get_registrations_for_dispatch_key(key):
+                    namespace, _, operator = name.partition("::")
+                    if namespace != "aten" or operator.partition(".")[0] not in allowed:
+                        self._replace(namespace, operator, key)
+
+    def _replace(self, namespace: str, operator: str, key: str) -> None:
+        if namespace not in self._libraries:
+            self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
+        refuse = _refusing(f"{namespace}.{operator}")
+        self._libraries[namespace].m.impl(operator, key, refuse, False)  # type: ignore[union-attr]
 
 
 def _refusing(operator: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise ForeignOperatorError(f"ModelNew ran torch's own operator aten.{operator}")
+        raise ForeignOperatorError(f"ModelNew ran torch's own operator {operator}")
 
     return refuse

@@ -51,6 +51,8 @@ class Answer:
     node: dict[str, Any]
     types: list[tuple[str, tuple[int, ...]]]
     """dtype and shape of each output."""
+    spans: list[int]
+    """Bytes that each output lies in: fewer than its elements have where the reference expanded it."""
     fetch: Callable[[], list[Expected]]
     aliases: list[bool]
     mutates: bool
@@ -238,6 +240,7 @@ class OracleSide:
             key=key,
             node=reply["node"],
             types=[(leaf["dtype"], tuple(leaf["shape"])) for leaf in reply["leaves"]],
+            spans=[span_bytes(leaf, ITEMSIZE[leaf["dtype"]]) for leaf in reply["leaves"]],
             fetch=fetch,
             aliases=reply["aliases"],
             mutates=reply["mutates"],

@@ -61,8 +61,13 @@ def rejection_for(
     )
 
 
-def check_leaf(leaf: dict[str, Any], dtype: str, expected_shape: tuple[int, ...], path: str) -> None:
-    """Is the described output one the supervisor can and may read? Raises RejectedError."""
+def check_leaf(
+    leaf: dict[str, Any], dtype: str, expected_shape: tuple[int, ...], expected_bytes: int, path: str
+) -> None:
+    """Is the described output one the supervisor can and may read? Raises RejectedError.
+
+    `expected_bytes`: what the reference's own output lies in. Where that was expanded, so may this one be.
+    """
     shape, stride = leaf["shape"], leaf["stride"]
     if leaf["dtype"] != dtype or tuple(shape) != expected_shape:
         raise RejectedError(
@@ -82,7 +87,7 @@ def check_leaf(leaf: dict[str, Any], dtype: str, expected_shape: tuple[int, ...]
         raise RejectedError(
             Outcome.WRONG, f"{path} is spread too thinly over memory (strides {stride}); return a contiguous tensor"
         )
-    if span_bytes(leaf, itemsize) < dense:
+    if span_bytes(leaf, itemsize) < min(dense, expected_bytes):
         raise RejectedError(
             Outcome.WRONG, f"{path} has overlapping elements (strides {stride}); every element needs memory of its own"
         )

@@ -10,6 +10,9 @@ from sandbox.judge import timing
 from sandbox.reward import eq1
 from sandbox.types import Judgement, Outcome
 
+MAX_MESSAGE = 8000
+"""Characters of a judgement's message; some of it may be a candidate's own words."""
+
 
 def timed_judgement(
     baseline: Baseline,
@@ -64,7 +67,14 @@ def judgement(
     began: float,
 ) -> Judgement:
     phases["total_s"] = time.monotonic() - began
-    return Judgement(outcome=outcome, reward=reward, message=message, details=details | {"phases": phases})
+    return Judgement(outcome=outcome, reward=reward, message=plain_text(message), details=details | {"phases": phases})
+
+
+def plain_text(text: str) -> str:
+    """`text` as a message for people: not without end, and without halves of characters, which a candidate's error may
+    hold and neither files nor tokenizers take."""
+    clipped = text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 1]}…"
+    return clipped.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def _quartiles(series: timing.Series) -> str:

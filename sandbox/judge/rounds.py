@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import secrets
+from typing import Any
 
 import numpy as np
 
@@ -67,6 +68,8 @@ class Rounds:
         self._eager, self._timed = timing.oracle_contender(oracle, "eager"), self._contender()
         self.snapshots: list[tuple[int, list[np.ndarray]]] = []
         """Inputs in the oracle and outputs of timed calls, to be compared in full."""
+        self.nodes: list[tuple[int, dict[str, Any]]] = []
+        """The same of outputs in which there are numbers."""
         self.spots: SpotChecks | None = None
         self.outside_ms: dict[str, dict[str, float]] = {}
         """On a GPU, times by the supervisor's clock."""
@@ -98,7 +101,8 @@ class Rounds:
         return candidate.series, eager.series
 
     def _lot(self, candidate: timing.Contender, eager: timing.Contender, rounds: int) -> None:
-        observed, verified = secrets.randbelow(rounds), _some(rounds, _VERIFIED_OUTPUTS)
+        observed = secrets.randbelow(rounds)
+        verified = _some(rounds, _VERIFIED_OUTPUTS if self._outputs.leaves else rounds)  # nothing else sees numbers
         watched = _some(rounds, rounds if candidate.warm_s < _SLOW_S else _WATCHED_WHEN_SLOW)
         for index in range(rounds):
             steps = [functools.partial(self._round, candidate, eager, verify=index in verified)]
@@ -218,6 +222,8 @@ class Rounds:
                 raise RejectedError(Outcome.RUNTIME_ERROR, text) from error
         if key is not None:
             self.snapshots.append((key, self._outputs.snapshot(chosen, len(batch))))
+            if self._outputs.has_values:
+                self.nodes.append((key, self._outputs.node(chosen, len(batch))))
 
     def _inputs_unchanged(self, batch: list[int], chosen: int, key: int | None) -> bool:
         """On a GPU only of calls that are verified: all would take longer to copy than to time."""

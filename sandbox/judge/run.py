@@ -120,7 +120,7 @@ class Run:
         another may be timed before it."""
         with self.phase("ready_s"):
             self._oracle.ask({"op": "settle"})
-            self._outputs = TimedOutputs(self._oracle, self._candidate, self._checker.leaves)
+            self._outputs = TimedOutputs(self._oracle, self._candidate, self._checker)
             self._rounds = Rounds(
                 self._config,
                 self._oracle,
@@ -169,7 +169,15 @@ class Run:
     def check_shares(self, candidate: timing.Series) -> None:
         """Raises RejectedError where torch's libraries did what the candidate's own kernels should do."""
         floor, call_ms = self._config.own_share_floor, min(candidate.values_ms)  # the call that was disturbed least
-        if self.shares is not None and self.shares.is_torchs_work(floor, call_ms):
+        if self.shares is None:
+            return
+        if floor and self.shares.is_foreign_work():
+            raise RejectedError(
+                Outcome.REFUSED,
+                f"{self.shares.of_foreign:.0%} of the computing time is spent in functions of torch's libraries that "
+                "compute, or in generated code; do all of the work in kernels of your own",
+            )
+        if self.shares.is_torchs_work(floor, call_ms):
             raise RejectedError(
                 Outcome.REFUSED,
                 f"{self.shares.of_torch:.0%} of the computing time is spent in torch's libraries, less than "
@@ -182,6 +190,8 @@ class Run:
         with self.phase("verify_s"):
             for key, outputs in self._rounds.snapshots:
                 self._outputs.compare(outputs, self._oracle.answer(key, self._config.protocol))
+            for key, node in self._rounds.nodes:
+                self._outputs.compare_node(node, self._oracle.answer(key, self._config.protocol))
             for suspect in self._rounds.spots.suspects if self._rounds.spots is not None else ():
                 answer = self._oracle.answer(suspect.key, self._config.protocol)
                 self._outputs.compare(suspect_arrays(suspect, answer), answer)

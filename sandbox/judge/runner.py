@@ -19,6 +19,7 @@ from sandbox import seccomp
 from sandbox.bindings import load_module
 from sandbox.judge.channel import Channel
 from sandbox.judge.host import settle_allocator
+from sandbox.judge.lookups import guarded_builtins
 from sandbox.judge.observe import BlockedFunctional, OperatorRecord, TamperRecord
 from sandbox.judge.oplock import ForeignOperatorError, OperatorLock
 from sandbox.judge.placement import Placement, make_placement
@@ -60,6 +61,8 @@ class CandidateServer(ModelServer):
         assert spec is not None and spec.loader is not None
         self._module = importlib.util.module_from_spec(spec)
         sys.modules["model_new"] = self._module
+        if self._protocol == "hardened":
+            self._module.__dict__["__builtins__"] = guarded_builtins(self._tampering.add)
         spec.loader.exec_module(self._module)
         return self.observations()
 

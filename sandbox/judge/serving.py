@@ -43,6 +43,8 @@ class ModelServer:
         self._model: Callable[..., Any] | None = None
         self._observer: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._outputs: list[Any] = []
+        self._held: list[Any] = []
+        """Results that their caller still holds."""
         self.models: dict[str, Callable[..., Any]] = {}
 
     def handle(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -138,6 +140,8 @@ class ModelServer:
         return {}
 
     def do_release(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message.get("keep"):
+            self._held += self._outputs
         self._outputs.clear()
         self._prepared = []
         self.placement.release()

@@ -3,6 +3,10 @@
 Symbols and operators say what a candidate may call by name. What it does call is seen from outside: its process is
 stopped at random moments of a batch, and for every thread that was running the kernel tells where its program counter
 stood. The process notices nothing but the time that has passed.
+
+Torch's libraries also allocate and copy, which a candidate may ask for. So their functions are told apart by name: what
+computes (BLAS, convolutions, elementwise kernels) is nobody's business, and neither is code that no file holds, as
+oneDNN and MKL generate it.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from sandbox.judge.code_names import code_names
 from sandbox.judge.worker import Worker
 
 _PAUSE_S = (0.00005, 0.0003)
@@ -25,14 +30,25 @@ _FEW, WANTED = 24, 54
 _RUNTIMES = re.compile(r"(libc|libm|libmvec|libgcc_s|libstdc\+\+|libpthread|ld-linux[^/]*)[.-][^/]*$|\[vdso\]")
 _WAITING = re.compile(r"/libgomp[^/]*$")
 """Threads without work turn in circles there; what they compute lies elsewhere."""
+_NO_FILES = ("[heap]", "[stack]", "[anon", "/memfd:", "/dev/zero")
 _TORCH = re.compile(r"/libtorch_cpu|libmkl|libdnnl|libopenblas|/numpy")
 """What can compute; libtorch_python and libc10 are overhead, as Python is."""
+_ONLY_COMPUTES = re.compile(r"/lib(mkl|dnnl|openblas)")
+_COMPUTES = re.compile(
+    r"^_?mkl_(?!serv)|^(cblas|nnp|xnn|dnnl)_|^[sdcz]gem[mv]|4dnnl|7qnnpack|11arm_compute|Sleef_"
+    r"|6fbgemm(?!\w*(Float|transpose))|2at6native(6AVX512|4AVX2|7DEFAULT|\d+SVE|7cpublas)(?!.*(copy|fill|zero))",
+    re.IGNORECASE,
+)
+"""Names, as the linker knows them, of functions that no allocation, view or copy comes to."""
+_FEW_FOREIGN, _FOREIGN_SHARE = 4, 0.03
+"""Samples of foreign computing, and their share of all computing, from which on it is refused."""
 _OVERHEAD_MS = 0.1
 """A call may spend that long in torch for allocating and dispatching, however short its own work is."""
 
 
 class Shares:
-    """Samples of one judgement, by owner: own, runtimes, torch, python, waiting, elsewhere."""
+    """Samples of one judgement, by owner: own, runtimes, torch, computing (torch's functions that compute), generated
+    (code that no file holds), python, waiting, elsewhere."""
 
     def __init__(self, own: str) -> None:
         """`own`: path of the candidate's shared object."""
@@ -42,12 +58,25 @@ class Shares:
     @property
     def num_computing(self) -> int:
         """Samples in which something was computed: neither Python's own nor of threads that wait."""
-        return sum(self._counts[owner] for owner in ("own", "runtimes", "torch"))
+        return sum(self._counts[owner] for owner in ("own", "runtimes", "torch", "computing", "generated"))
 
     @property
     def of_torch(self) -> float:
         """Torch's part of what was computed."""
-        return self._counts["torch"] / max(1, self.num_computing)
+        return (self._counts["torch"] + self._num_foreign) / max(1, self.num_computing)
+
+    @property
+    def of_foreign(self) -> float:
+        """The part of what was computed that no allocation, view or copy explains."""
+        return self._num_foreign / max(1, self.num_computing)
+
+    @property
+    def _num_foreign(self) -> int:
+        return self._counts["computing"] + self._counts["generated"]
+
+    def is_foreign_work(self) -> bool:
+        """Whether a part of the work is plainly another's, however much is the candidate's own."""
+        return self._num_foreign >= _FEW_FOREIGN and self.of_foreign > _FOREIGN_SHARE
 
     def is_torchs_work(self, floor: float, call_ms: float) -> bool:
         """Whether less than `floor` of what was computed in calls of `call_ms` is the candidate's own or the C
@@ -100,13 +129,13 @@ class _Owners:
 
     def __init__(self, pid: int, own: str) -> None:
         self._pid, self._own = pid, own
-        self._ranges: list[tuple[int, int, str]] = []
+        self._ranges: list[tuple[int, int, str, str, int]] = []
 
     def of(self, address: int) -> str:
         for _ in range(2):
-            for start, end, owner in self._ranges:
+            for start, end, owner, path, offset in self._ranges:
                 if start <= address < end:
-                    return owner
+                    return self._part_of_torch(path, address - start + offset) if owner == "torch" else owner
             self._read()
         return "elsewhere"
 
@@ -118,11 +147,21 @@ class _Owners:
                 if "x" in fields[1]:
                     start, _, end = fields[0].partition("-")
                     path = fields[5].strip() if len(fields) > 5 else ""
-                    self._ranges.append((int(start, 16), int(end, 16), self._owner(path)))
+                    self._ranges.append((int(start, 16), int(end, 16), self._owner(path), path, int(fields[2], 16)))
+
+    def _part_of_torch(self, path: str, offset: int) -> str:
+        if _ONLY_COMPUTES.search(path):
+            return "computing"
+        try:
+            return "computing" if _COMPUTES.search(code_names(path).at(offset)) else "torch"
+        except (OSError, ValueError):
+            return "torch"
 
     def _owner(self, path: str) -> str:
         if path == self._own:
             return "own"
+        if not path or path.startswith(_NO_FILES) or path.endswith(" (deleted)"):
+            return "generated"
         if _WAITING.search(path):
             return "waiting"
         if _TORCH.search(path):

@@ -13,10 +13,18 @@ from sandbox.judge.rejection import RejectedError
 from sandbox.judge.values import ITEMSIZE
 from sandbox.types import Outcome
 
+Block = tuple[int, int]
+"""First byte, and past the last."""
 
-def refuse_shared_outputs(candidate: CandidateSide, outputs: list[list[dict[str, Any]]], answers: list[Answer]) -> None:
-    """Results of different calls, and inputs and results, must not share memory."""
-    seen: list[tuple[int, int]] = []
+
+def refuse_shared_outputs(
+    candidate: CandidateSide, outputs: list[list[dict[str, Any]]], answers: list[Answer], kept: list[Block]
+) -> list[list[Block]]:
+    """Results of different calls, and inputs and results, must not share memory; the memory of each call's results.
+
+    `kept`: results of an earlier batch that are still held.
+    """
+    seen, blocks = list(kept), []
     for output, answer in zip(outputs, answers, strict=True):
         mine = []
         for leaf, aliases in zip(output, answer.aliases, strict=True):
@@ -36,12 +44,14 @@ def refuse_shared_outputs(candidate: CandidateSide, outputs: list[list[dict[str,
                 )
             mine.append((start, end))
         seen += mine
+        blocks.append(mine)
+    return blocks
 
 
-def refuse_shared_calls(addresses: np.ndarray, spans: list[int], candidate: CandidateSide) -> None:
-    """Results of the calls of one batch must not overlap. What is within one call may be views of one tensor, and views
-    of inputs were judged in the checks."""
-    blocks: list[tuple[int, int]] = []
+def refuse_shared_calls(addresses: np.ndarray, spans: list[int], candidate: CandidateSide, kept: list[Block]) -> None:
+    """Results of the calls of one batch must not overlap, nor results that were `kept`. What is within one call may be
+    views of one tensor, and views of inputs were judged in the checks."""
+    blocks = _merged(kept)
     for row in addresses:
         mine = ((int(address), int(address) + span) for address, span in zip(row, spans, strict=True) if span)
         blocks += _merged([block for block in mine if not candidate.holds_inputs(*block)])
@@ -52,9 +62,9 @@ def refuse_shared_calls(addresses: np.ndarray, spans: list[int], candidate: Cand
         )
 
 
-def _merged(blocks: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merged(blocks: list[Block]) -> list[Block]:
     """The same bytes as blocks that do not overlap."""
-    merged: list[tuple[int, int]] = []
+    merged: list[Block] = []
     for start, end in sorted(blocks):
         if merged and start < merged[-1][1]:
             merged[-1] = merged[-1][0], max(end, merged[-1][1])

@@ -8,7 +8,8 @@ import numpy as np
 
 from sandbox.judge.arena import span_bytes
 from sandbox.judge.candidate_side import CandidateSide
-from sandbox.judge.compare import compare_tensor
+from sandbox.judge.checks import Checker
+from sandbox.judge.compare import compare_structure, compare_tensor
 from sandbox.judge.oracle_side import Answer, OracleSide
 from sandbox.judge.rejection import RejectedError
 from sandbox.judge.sharing import refuse_shared_calls
@@ -16,17 +17,21 @@ from sandbox.judge.values import ITEMSIZE
 from sandbox.judge.worker import numpy_dtype
 from sandbox.types import Outcome
 
+_PASSED_BEFORE = "the same code passed the checks, so look for work that is skipped, cached or unfinished"
 _LAYOUT = ("dtype", "shape", "stride")
 
 
 class TimedOutputs:
     """Of one candidate whose checks are done."""
 
-    def __init__(self, oracle: OracleSide, candidate: CandidateSide, leaves: list[dict[str, Any]]) -> None:
+    def __init__(self, oracle: OracleSide, candidate: CandidateSide, checks: Checker) -> None:
         self._oracle = oracle
         self._candidate = candidate
-        self.leaves = leaves
+        self._kept = checks.kept
+        self.leaves = checks.leaves
         """Shapes, types and strides of a call's outputs, as the checks saw them."""
+        self.has_values = checks.has_values
+        """There are plain numbers among them."""
 
     def snapshot(self, chosen: int, num_calls: int) -> list[np.ndarray]:
         """Output tensors of one call of a timed batch; the candidate is stopped, as the clock left it.
@@ -45,7 +50,7 @@ class TimedOutputs:
         table = np.frombuffer(self._candidate.worker.arena.memory, dtype=np.uint64)  # type: ignore[union-attr]
         addresses = table[: num_calls * count].reshape(num_calls, count)
         spans = [span_bytes(leaf, ITEMSIZE[leaf["dtype"]]) for leaf in self.leaves]
-        refuse_shared_calls(addresses, spans, self._candidate)
+        refuse_shared_calls(addresses, spans, self._candidate, self._kept)
         return [
             [leaf | {"address": int(address)} for leaf, address in zip(self.leaves, row, strict=True)]
             for row in addresses
@@ -65,9 +70,22 @@ class TimedOutputs:
             if difference:
                 raise RejectedError(
                     Outcome.WRONG,
-                    f"a timed call: output {index}: {difference}; the same code passed "
-                    "the checks, so look for work that is skipped, cached or unfinished",
+                    f"a timed call: output {index}: {difference}; {_PASSED_BEFORE}",
                 )
+
+    def node(self, chosen: int, num_calls: int) -> dict[str, Any]:
+        """One call's output as the candidate's process describes it, numbers and all; it is stopped again after."""
+        described = self._candidate.describe()
+        self._candidate.worker.stop()
+        if len(described) != num_calls:
+            raise RejectedError(Outcome.REFUSED, "the candidate's process does not keep to the protocol")
+        return described[chosen]["node"]
+
+    def compare_node(self, node: dict[str, Any], answer: Answer) -> None:
+        """As `compare`, of numbers."""
+        difference = compare_structure(answer.node, node)
+        if difference:
+            raise RejectedError(Outcome.WRONG, f"a timed call: {difference}; {_PASSED_BEFORE}")
 
     def _copied_out(self, expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """What a timed call returned, as it was copied out: laid out as in the checks, from where the table says."""

@@ -45,7 +45,7 @@ class WorkerDiedError(WorkerError):
 
     def __init__(self, status: int, stderr: str) -> None:
         if os.WIFSIGNALED(status):
-            self.reason = f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+            self.reason = f"killed by {_signal_name(os.WTERMSIG(status))}"
         else:
             self.reason = f"exited with status {os.waitstatus_to_exitcode(status)}"
         super().__init__(self.reason)
@@ -162,7 +162,7 @@ class Worker:
                     start, _, end = fields[0].partition("-")
                     self.region = Region(int(start, 16), int(end, 16))
                     return
-        raise DeviceError(f"the arena is not mapped in worker {self.pid}")
+        raise WorkerReplyError({"type": "ProtocolError", "message": "it has no arena mapped"})
 
     def stop(self) -> None:
         """Returns once every thread of the worker is stopped."""
@@ -219,6 +219,11 @@ class Worker:
             return all(_state(f"/proc/{self.pid}/task/{thread}/stat") in "TtZX" for thread in threads)
         except (FileNotFoundError, ProcessLookupError):
             return not os.path.exists(f"/proc/{self.pid}/stat") or _is_zombie(self.pid)
+
+
+def _signal_name(number: int) -> str:
+    """Signals of the real-time range have no names of their own."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def _state(path: str) -> str:

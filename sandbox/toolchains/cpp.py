@@ -37,6 +37,7 @@ CODE_FLAGS = [
 ]
 TEXT_FLAGS = ["-fmax-errors=8", "-fdiagnostics-color=never", "-fdiagnostics-urls=never", "-fno-diagnostics-show-labels"]
 SOURCE_SUFFIXES = (".cpp", ".cc", ".cxx")
+MAX_OBJECT_BYTES = 128 << 20
 _OUR_TROUBLE = re.compile(
     r"No space left on device|Killed signal terminated program|cannot execute|"
     r"\[-Werror=invalid-pch\]|internal compiler error: Killed|nvcc fatal"
@@ -154,9 +155,16 @@ def compile_side_by_side(units: list[str], compile_unit: Callable[[str], Ran], f
 
 
 def link(arguments: list[str], target: Path, folder: Path, deadline: Deadline) -> str:
-    """Links `target` and returns the linker's output; raises like compile_sources."""
+    """Links `target` and returns the linker's output; raises like compile_sources, and for an object that is too large
+    to be cached and sent."""
     ran = run_limited([compiler(), *arguments, "-o", target.name], cwd=folder, timeout_s=deadline.left())
     raise_for([ran], folder, deadline)
+    num_bytes = target.stat().st_size
+    if num_bytes > MAX_OBJECT_BYTES:
+        raise CandidateCompileError(
+            f"the compiled kernels take {num_bytes / 1e6:.0f} MB, at most {MAX_OBJECT_BYTES / 1e6:.0f} MB are allowed; "
+            "fill large tables when the library is loaded, and instantiate fewer templates"
+        )
     return ran.output
 
 

@@ -1,7 +1,7 @@
 """Red-team submissions: what is judged, and the verdict it has to get.
 
-A case is a folder with expect.json and the files of a workdir (model.py, model_new.py, kernels/). One with `base` lies
-over a folder of redteam/bases and holds only what differs.
+A case is a folder with expect.json and the files of a workdir (model.py, model_new.py, kernels/). One with `base`, the
+name of a folder of redteam/bases or a list of such names, lies over these and holds only what differs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def load(folder: Path, scratch: Path) -> list[Case]:
 def _load(source: Path, workdir: Path) -> Case:
     expected = json.loads((source / "expect.json").read_text())
     if "base" in expected:
-        shutil.copytree(OWN / "bases" / expected["base"], workdir)
+        bases = expected["base"] if isinstance(expected["base"], list) else [expected["base"]]
+        for base in bases:
+            shutil.copytree(OWN / "bases" / base, workdir, dirs_exist_ok=True)
         for path in source.rglob("*"):  # a link could not be copied over a file
             if not path.is_dir():
                 (workdir / path.relative_to(source)).unlink(missing_ok=True)

@@ -148,10 +148,37 @@ def test_imports_on_the_list_pass(line):
         "frame.f_back",
         "y.__class__ = Lazy",
         "nn.modules.module.torch._C",
+        "functools.update_wrapper(y, nn.Linear, assigned=['__dict__'])",
+        "functools.wraps(y, ['__globals__'])",
+        "functools.wraps(y, assigned=['__globals__'])",
+        "copy_attributes = functools.wraps",
+        "nn.modules.module.functools.update_wrapper(y, input)",
+        "enum.global_enum(y)",
+        "dataclasses.make_dataclass('T', ['a'])",
+        "torch.UntypedStorage.from_file('/etc/passwd', False, 9)",
     ],
 )
 def test_reaching_past_tensors_is_refused(line):
-    assert "model_new.py:" in (refusal(model=in_forward(line)) or ""), line
+    model = in_forward(line).replace(
+        "import torch\n", "import dataclasses\nimport enum\nimport functools\nimport torch\n"
+    )
+    assert "model_new.py:" in (refusal(model=model) or ""), line
+
+
+@pytest.mark.parametrize("pattern", ["object(__globals__=g)", "object(shape=s)", "Pair(a, b)", "[object(data=d)]"])
+def test_patterns_may_not_take_attributes(pattern):
+    assert "pattern" in (refusal(model=MODEL + f"\n\nmatch 1:\n    case {pattern}:\n        pass\n") or "")
+    assert refusal(model=MODEL + "\n\nmatch (1, 2):\n    case int() | (1, 2) | torch.float32:\n        pass\n") is None
+
+
+def test_wraps_is_for_decorators():
+    for line in ("import functools\n", "from functools import wraps\n"):
+        name = "functools.wraps" if "import functools" in line else "wraps"
+        model = MODEL.replace("import torch\n", f"{line}import torch\n")
+        assert (
+            refusal(model=f"{model}\n\ndef twice(f):\n    @{name}(f)\n    def g(x):\n        return f(f(x))\n") is None
+        )
+        assert name in (refusal(model=f"{model}\n\n{name}(nn.Linear, ['__dict__'])\n") or "")
 
 
 @pytest.mark.parametrize(
@@ -186,6 +213,7 @@ def test_overriding_what_the_judge_relies_on_is_refused(method):
     model = MODEL + f"\n    def {method}(self, *args, **kwargs):\n        return None\n"
     assert f"overrides {method}" in (refusal(model=model) or "")
     assert f"overrides {method}" in (refusal(model=MODEL + f"\n    {method} = None\n") or "")
+    assert f"overrides {method}" in (refusal(model=MODEL + f"\n    {method}: object = None\n") or "")
 
 
 def test_a_name_may_not_stand_for_a_module_before_or_instead_of_its_import():

@@ -43,6 +43,14 @@ def test_messages_and_descriptors_arrive_in_order(ends):
     arena.close()
 
 
+def test_the_supervisors_end_takes_no_descriptors(ends):
+    ours, theirs = ends
+    before = len(os.listdir("/proc/self/fd"))
+    Channel(theirs).send({"reply": 1}, fds=[0, 1, 2])
+    assert ours.receive(1) == {"reply": 1} and ours.take_fds() == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_long_message_survives_small_reads(ends):
     ours, theirs = ends
     text = "x" * (MAX_FRAME_BYTES - 100)

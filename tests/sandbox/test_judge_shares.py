@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
+import torch
 
-from sandbox.judge.shares import Shares, _Owners, running_at
+from sandbox.judge.code_names import code_names
+from sandbox.judge.shares import _COMPUTES, Shares, _Owners, running_at
 
 BUSY = {
     "math": ("import math\nx = 0.5\nwhile True: sum(map(math.lgamma, [x] * 1000))", {"runtimes", "python"}),
@@ -74,6 +79,88 @@ def test_libraries_are_known_by_their_paths() -> None:
         "/usr/lib/x86_64-linux-gnu/libmkl_rt.so": "torch",
         "/usr/bin/python3.11": "python",
         "[vdso]": "runtimes",
-        "": "elsewhere",
+        "": "generated",
+        "/memfd:code (deleted)": "generated",
+        "/usr/lib/x86_64-linux-gnu/libffi.so.8": "elsewhere",
     }.items():
         assert owners._owner(path) == owner, path
+
+
+def test_a_part_of_foreign_work_is_enough():
+    shares = Shares("/own.so")
+    shares._counts.update({"own": 50, "torch": 40, "computing": 2, "generated": 1})
+    assert not shares.is_foreign_work()
+    shares._counts.update({"generated": 1})
+    assert shares.is_foreign_work() and shares.of_foreign == pytest.approx(4 / 94)
+    shares._counts.update({"own": 900})
+    assert not shares.is_foreign_work()
+
+
+@pytest.mark.parametrize(
+    ("name", "computes"),
+    [
+        ("mkl_blas_avx512_sgemm_kernel_0", True),
+        ("sgemm_", True),
+        ("_ZN4dnnl4impl3cpu3x6415brgemm_matmul_tE", True),
+        ("_ZN2at6native6AVX512L9gelu_implERNS_18TensorIteratorBaseE", True),
+        (
+            "_ZN3c1012function_refIFvPPcPKlllEE11callback_fnIN2at6native6AVX51214VectorizedLoop2dIZZNS6_11relu_kernel",
+            True,
+        ),
+        ("_ZN2at6native7cpublas4gemmENS0_13TransposeTypeE", True),
+        ("_ZN2at6native6AVX51218direct_copy_kernelERNS_18TensorIteratorBaseE", False),
+        ("_ZN2at6native6AVX51211fill_kernelERNS_14TensorIteratorERKN3c106ScalarE", False),
+        ("_ZN6fbgemm23FloatToFloat16_avx512EPKfPtmb", False),
+        ("mkl_serv_malloc", False),
+        ("_ZN2at5emptyEN3c108ArrayRefIlEE", False),
+        ("", False),
+    ],
+)
+def test_functions_of_torch_that_compute_are_known_by_name(name: str, computes: bool) -> None:
+    assert bool(_COMPUTES.search(name)) is computes
+
+
+def test_functions_of_a_library_are_found_by_their_place_in_the_file() -> None:
+    library = max(Path(torch.__file__).parent.glob("lib/libtorch_cpu*"), key=lambda path: path.stat().st_size)
+    owners = _Owners(os.getpid(), own="/none")
+    at = ctypes.cast(ctypes.CDLL(str(library))["sgemm_"], ctypes.c_void_p).value
+    assert owners.of(at) == "computing"
+    start, _, _, path, offset = next(each for each in owners._ranges if each[0] <= at < each[1])
+    assert code_names(path).at(at - start + offset).startswith("sgemm")
+
+
+def test_code_that_no_file_holds_is_generated() -> None:
+    with mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as page:
+        view = ctypes.c_char.from_buffer(page)
+        assert _Owners(os.getpid(), own="/none").of(ctypes.addressof(view)) == "generated"
+        del view
+
+
+def test_what_is_no_library_has_no_names(tmp_path) -> None:
+    (tmp_path / "text").write_text("no library" * 10)
+    with pytest.raises(ValueError, match="ELF"):
+        code_names(str(tmp_path / "text"))
+
+
+COPIES = """
+import torch
+torch.set_num_threads(1)
+x, n = torch.randn(512, 512), torch.randint(0, 9, (512, 512))
+c, y, out = torch.complex(x, x), x.double(), torch.empty(512, 512)
+while True:
+    x.half().float(); x.bfloat16().float(); y.float(); n.float(); x.to(torch.int8); x.bool(); c.clone(); x.t().contiguous()
+    torch.zeros(512, 512); torch.full((512, 512), 2.0); torch.ones_like(y); out.copy_(x[0]); out[:, ::2] = x[:, ::2]
+    n.clone().fill_(3); x.expand(2, 512, 512).reshape(-1)
+"""
+
+
+def test_copies_fills_and_conversions_are_no_computing() -> None:
+    process = subprocess.Popen([sys.executable, "-c", COPIES])
+    try:
+        time.sleep(3)
+        found = _Owners(process.pid, own="/none")
+        counts = Counter(found.of(address) for address in stopped_samples(process, 150))
+        assert counts["torch"] >= 30 and not counts["computing"] and not counts["generated"], counts
+    finally:
+        process.kill()
+        process.wait()

@@ -52,6 +52,10 @@ def raw(name: str) -> Callable[[], object]:
     return lambda: LIBC.syscall(number, 0, 0, 0, 0) >= 0
 
 
+def tgkill(pid: int, number: int) -> int:
+    return LIBC.syscall(seccomp._TGKILL[NUMBERS], pid, pid, number)
+
+
 def start_a_program() -> bool:
     pid = os.posix_spawn("/bin/true", ["true"], {})
     return os.waitpid(pid, 0)[1] == 0
@@ -60,11 +64,19 @@ def start_a_program() -> bool:
 @pytest.mark.parametrize(
     "act",
     [os.fork, socket.socket, lambda: os.kill(os.getppid(), 0), lambda: subprocess.run(["true"]), raw("ptrace")]
-    + [raw(name) for name in ("process_vm_readv", "bpf", "unshare", "perf_event_open", "execve", "io_uring_setup")],
+    + [raw(name) for name in ("process_vm_readv", "bpf", "unshare", "perf_event_open", "execve", "io_uring_setup")]
+    + [raw(name) for name in ("timer_create", "timer_settime", "timerfd_create", "rt_sigqueueinfo")]
+    + [lambda: signal.setitimer(signal.ITIMER_REAL, 1), lambda: tgkill(os.getppid(), 0) == 0],
 )
 def test_a_candidate_that_does_what_no_kernel_needs_is_killed(act) -> None:
     status = status_of("candidate", act)
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS
+
+
+def test_a_candidate_may_signal_itself_and_stays_readable() -> None:
+    assert status_of("candidate", lambda: tgkill(os.getpid(), 0) == 0) == 0
+    assert os.WTERMSIG(status_of("candidate", os.abort)) == signal.SIGABRT
+    assert status_of("candidate", lambda: LIBC.prctl(4, 0, 0, 0, 0) == -1 and LIBC.prctl(3, 0, 0, 0, 0) == 1) == 0
 
 
 def test_what_a_candidate_needs_still_works(tmp_path) -> None:
