@@ -59,7 +59,7 @@ def packed_attention(
     # The kernels write neither outputs nor gradients of padding; selecting on both sides keeps what lies there out.
     is_text_BT11 = (segment_ids_BT > 0)[..., None, None]
     q_BTNH, k_BTKH, v_BTKH = (jnp.where(is_text_BT11, x, 0) for x in (q_BTNH, k_BTKH, v_BTKH))
-    out_BTNH = cudnn.dot_product_attention(
+    out_BTNH: Any = cudnn.dot_product_attention(
         q_BTNH,
         k_BTKH,
         v_BTKH,
