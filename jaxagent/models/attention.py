@@ -155,7 +155,7 @@ def cudnn_attention(
     q_BTNH, k_BTKH, v_BTKH = _pad_tokens(q_BTNH, padding), _pad_tokens(k_BTKH, padding), _pad_tokens(v_BTKH, padding)
     segment_ids_BT = _pad_tokens(segment_ids_BT, padding)
     if window is None and fused.takes_segments() and fused.can_be_placed(q_BTNH):
-        factor = q_BTNH.shape[3] ** -0.5 if scale is None else scale
+        factor: float = q_BTNH.shape[3] ** -0.5 if scale is None else scale
         return fused.packed_attention(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, scale=factor)[:, :num_tokens]
     visible_B1TT = (segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :])[:, None]
     if window is not None:  # traced, and so no argument of the kernel's own
