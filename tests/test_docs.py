@@ -24,7 +24,8 @@ from jaxagent.synthesis.config import load_synthesis_config
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
-PROGRAMS = ("make", "jaxagent", "python", "ray", "kubectl", "sbatch", "export", "bash")
+PROGRAMS = ("make", "jaxagent", "python", "ray", "kubectl", "sbatch", "export", "bash", "source")
+ENVIRONMENTS = (".venv", ".venv-gpu")
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -69,6 +70,8 @@ def check(words: list[str]) -> None:
     elif program == "sbatch":
         assert (ROOT / arguments[0]).is_file()
         check_jaxagent(["train", *arguments[1:]])
+    elif program == "source":
+        assert arguments[0] in [f"{name}/bin/activate" for name in ENVIRONMENTS]
     elif program == "export":
         assert re.fullmatch(r"\w+=\S+", arguments[0])
     else:
