@@ -25,23 +25,26 @@ WIDE = dataclasses.replace(TINY, hidden_size=128, num_heads=4, num_kv_heads=2, h
 
 
 def trained(folder, **settings):
-    """Metrics of two PPO updates, and the weights after them."""
+    """Metrics of two PPO updates, and what they have changed every weight by."""
     with jax.default_matmul_precision("highest"):
         learner, stage = make_learner(folder, config=WIDE, **settings), ppo_stage(rate=1e-3)
+        before = weights_of(learner)
         learner.start_stage(stage)
         records = [learner.ppo_update(random_trajectories(8, seed=seed), stage) for seed in range(2)]
-        return records, weights_of(learner)
+        return records, {name: weight - before[name] for name, weight in weights_of(learner).items()}
 
 
-def assert_alike(got, want, *, rtol, atol):
-    (records, weights), (expected_records, expected_weights) = got, want
+def assert_alike(got, want, *, metrics, changes):
+    """Metrics within `metrics` relative; changes of weights within `changes` of their norm. Elements of hardly any
+    gradient may go either way: Adam makes steps of one size of all."""
+    (records, moved), (expected_records, expected_moves) = got, want
     for record, expected in zip(records, expected_records, strict=True):
         for name in ("actor_loss", "critic_loss", "actor_grad_norm", "critic_grad_norm", "entropy"):
-            np.testing.assert_allclose(record[name], expected[name], rtol=rtol, atol=atol, err_msg=name)
-    for name, expected in expected_weights.items():
-        np.testing.assert_allclose(
-            weights[name].astype(np.float32), expected.astype(np.float32), rtol=rtol, atol=atol, err_msg=name
-        )
+            np.testing.assert_allclose(record[name], expected[name], rtol=metrics, atol=1e-5, err_msg=name)
+    for name, expected in expected_moves.items():
+        difference = np.linalg.norm((moved[name] - expected).astype(np.float32))
+        share = difference / np.linalg.norm(expected.astype(np.float32))
+        assert share <= changes, f"{name}: {share:.4f} of its change"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def on_one(tmp_path_factory):
 
 @pytest.mark.parametrize("axis", AXES)
 def test_two_gpus_train_as_one_in_float32(tmp_path, on_one, axis):
-    assert_alike(trained(tmp_path, mesh={axis: 2}), on_one, rtol=1e-3, atol=1e-4)
+    assert_alike(trained(tmp_path, mesh={axis: 2}), on_one, metrics=1e-3, changes=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -62,4 +65,4 @@ def on_one_in_bfloat16(tmp_path_factory):
 @pytest.mark.parametrize("axis", AXES)
 def test_two_gpus_train_as_one_with_the_fused_attention_of_bfloat16(tmp_path, on_one_in_bfloat16, axis):
     got = trained(tmp_path, mesh={axis: 2}, compute_dtype="bfloat16", row_tokens=128)
-    assert_alike(got, on_one_in_bfloat16, rtol=0.05, atol=0.01)
+    assert_alike(got, on_one_in_bfloat16, metrics=0.05, changes=0.3)
