@@ -61,13 +61,13 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
 
 
 def run_judge(arguments: argparse.Namespace) -> int:
-    from jaxagent.commands.judge import judge_workdir
+    from jaxagent.commands.judge import describe, judge_workdir
 
     judgement = asyncio.run(judge_workdir(arguments.workdir, skill=arguments.skill, protocol=arguments.protocol))
     if arguments.json:
         print(json.dumps(judgement.to_json()))
     else:
-        print(f"{judgement.outcome}, reward {judgement.reward}\n{judgement.message}")
+        print("\n".join(describe(judgement)))
     return DONE
 
 
