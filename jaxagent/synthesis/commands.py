@@ -1,4 +1,4 @@
-"""`jaxagent tasks check|clean|catalogue` and `jaxagent synthesize`."""
+"""`jaxagent tasks show|check|clean|catalogue` and `jaxagent synthesize`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,17 @@ from typing import Any
 
 def add_commands(commands: Any) -> None:
     """Adds this package's subcommands to the parser of `jaxagent`."""
-    tasks = commands.add_parser("tasks", help="check a set of tasks")
+    tasks = commands.add_parser("tasks", help="look at a set of tasks, or check it")
     actions = tasks.add_subparsers(dest="action", required=True)
+    show = actions.add_parser("show", help="the tasks of a source by id, or the model.py of one")
+    show.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="synthetic:train or synthetic:heldout (the demo's), a folder of .py files, a .py file, or a .parquet",
+    )
+    show.add_argument("task_id", nargs="?", metavar="TASK_ID", help="print its model.py (default: list all tasks)")
+    show.set_defaults(run=run_show)
+
     check = actions.add_parser("check", help="run every filter over a folder or parquet and print the funnel")
     check.add_argument(
         "path", type=Path, metavar="PATH", help="a folder of .py files, a .py file, a .parquet, or synthetic:train"
@@ -43,6 +52,17 @@ def add_commands(commands: Any) -> None:
     synthesize.add_argument("--out", type=Path, required=True, metavar="FILE", help="the parquet to write")
     synthesize.add_argument("--resume", action="store_true", help="continue where an earlier call was ended")
     synthesize.set_defaults(run=run_synthesize)
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    from jaxagent.synthesis.show_command import list_tasks, task_text
+
+    if arguments.task_id is not None:
+        sys.stdout.write(task_text(arguments.source, arguments.task_id))
+        return 0
+    for task_id, line in list_tasks(arguments.source):
+        print(f"{task_id}\t{line}")
+    return 0
 
 
 def run_check(arguments: argparse.Namespace) -> int:

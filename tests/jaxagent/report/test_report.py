@@ -124,7 +124,8 @@ def test_all_trajectories_are_listed_and_the_texts_of_the_newest_are_packed_as_f
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ):
     pack = load_run(run_dir).trajectories
-    assert [row["id"] for row in pack.index if row["stage"] == "agentic"] == [f"agentic-{n}" for n in range(7, -1, -1)]
+    ran = [("expert", 3), ("evaluation_expert", 2), ("agentic", 8), ("evaluation_agentic", 2)]
+    assert [row["id"] for row in pack.index] == [f"{stage}-{n}" for stage, num in ran for n in range(num)][::-1]
     assert all(count.shown == count.stored for count in pack.counts)
     monkeypatch.setattr(report_trajectories, "MAX_COMPRESSED_BYTES", 4)
     monkeypatch.setattr(report_trajectories, "_CHUNK_BYTES", 1)
@@ -193,6 +194,7 @@ def test_heldout_results_are_drawn_from_the_best_of_every_sample(run_dir: Path):
 
 def test_the_funnel_counts_how_far_rollouts_came(run_dir: Path):
     rows = {row.stage: list(row.counts.values()) for row in funnel_rows(load_run(run_dir).trajectories.index)}
+    assert list(rows) == ["expert", "evaluation_expert", "agentic", "evaluation_agentic"]
     assert rows["expert"] == [3, 0, 3, 3, 3, 3] and rows["agentic"] == [8, 4, 8, 0, 0, 0]
     assert rows["evaluation_agentic"] == [2, 0, 2, 2, 2, 0]
 

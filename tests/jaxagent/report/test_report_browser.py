@@ -50,6 +50,9 @@ def test_a_browser_draws_the_curves_without_a_word_or_a_request(browser: Browser
 def test_filters_and_search_leave_the_trajectories_that_match(browser: Browser, page: Path):
     browser.open(page)
     assert browser.value("document.querySelectorAll('#list .row').length") == 15
+    assert browser.value("document.querySelector('#list .row-id').textContent") == "evaluation_agentic-1", "the newest"
+    stages = browser.value("[...document.querySelector('select[name=stage]').options].map((option) => option.value)")
+    assert stages == ["", "expert", "evaluation_expert", "agentic", "evaluation_agentic"]
     choose = (
         "(s => {{ s.value = {1!r}; s.dispatchEvent(new Event('change')) }})(document.querySelector('select[name={0}]'))"
     )
