@@ -7,7 +7,8 @@ model_new.py is read as a syntax tree and C++ without its comments, so words in 
 from __future__ import annotations
 
 from sandbox.kernel_text import check_kernel_text, rules_of
-from sandbox.model_text import ALLOWED_IMPORTS, check_model
+from sandbox.model_text import check_model
+from sandbox.model_words import ALLOWED_IMPORTS
 from sandbox.skill import KERNEL_NAME, Skill
 from sandbox.symbol_lists import ALLOWED_ATEN
 from sandbox.symbols import check_symbols

@@ -9,65 +9,7 @@ from __future__ import annotations
 
 import ast
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-ALLOWED_IMPORTS = _words(
-    "torch torch.nn math typing dataclasses functools itertools collections collections.abc enum __future__"
-)
-_REFUSED_NAMES = _words("exec eval compile open __import__ globals locals vars breakpoint memoryview exit quit")
-_LOOKUPS = _words("getattr setattr delattr hasattr")
-_REFUSED_MEMBERS = {
-    "torch": _words(
-        "compile jit ops classes library utils hub load save overrides multiprocessing distributed testing fx export "
-        "func profiler package serialization from_file monitor set_num_threads set_num_interop_threads "
-        "use_deterministic_algorithms set_default_device cuda accelerator backends get_rng_state set_rng_state random "
-        "manual_seed seed initial_seed default_generator torch"
-    ),
-    "typing": _words("get_type_hints ForwardRef evaluate_forward_ref"),  # they evaluate strings
-}
-"""What compiles, loads, patches, steers or evaluates; torch's operators are left to the judge's record of what ran."""
-_ALLOWED_MEMBERS = {
-    "dataclasses": _words(
-        "dataclass field fields replace asdict astuple is_dataclass InitVar KW_ONLY MISSING Field FrozenInstanceError"
-    ),
-    "functools": _words("partial partialmethod reduce lru_cache cache cached_property total_ordering cmp_to_key wraps"),
-    "collections": _words("OrderedDict defaultdict deque Counter ChainMap namedtuple UserDict UserList UserString"),
-    "enum": _words("Enum IntEnum StrEnum Flag IntFlag auto unique member nonmember EnumMeta EnumType ReprEnum"),
-}
-"""Of these modules nothing else: they also take attributes, and write into modules, by names in strings."""
-_WRAPS = "functools.wraps"
-_FOREIGN_MODULES = _words(
-    "sys os builtins bltns ctypes inspect importlib types threading gc subprocess socket platform textwrap re "
-    "stdlib_re abc copyreg contextlib warnings traceback _sys _os _weakref weakref operator copy keyword np glob"
-)
-_MODULES_OF_TORCH = _words(
-    "accelerator amp ao autograd backends classes compiler contrib cpp cpu cuda distributed distributions export fft "
-    "func functional functools futures fx hub jit library linalg masked math monitor mps mtia multiprocessing nativert "
-    "nested nn numa onnx ops optim overrides package profiler quantization quasirandom random return_types "
-    "serialization signal sparse special storage testing torch_version utils version windows xpu"
-)
-_MODULES_OF_NN = _words(
-    "activation adaptive attention batchnorm channelshuffle clip_grad collections comm common_types container conv "
-    "convert_parameters dataclasses distance distributed dropout dynamic flatten fold functional functools fusion "
-    "grad init instancenorm intrinsic lazy linear linear_cross_entropy_options loss math memory_format module modules "
-    "normalization padding parallel parameter parametrizations parametrize pixelshuffle pooling qat quantizable "
-    "quantized rnn scatter_gather sparse stateless transformer upsampling utils"
-)
-"""Parts of a dotted name that are no values: modules in torch, and anywhere below torch.nn."""
-_ALLOWED_DUNDERS = _words("__init__ __name__ __class__ __doc__ __len__ __post_init__ __version__ __qualname__")
-_DUNDER_NAMES = _words("__name__ __class__ __slots__ __all__ __doc__ __version__ __author__ __constants__ __debug__")
-_REFUSED_METHODS = _words(
-    "load_state_dict state_dict _load_from_state_dict _save_to_state_dict named_parameters named_buffers parameters "
-    "buffers _call_impl _wrapped_call_impl __torch_function__ __torch_dispatch__ __getattribute__ __del__ __reduce__ "
-    "__reduce_ex__ __setstate__ __getstate__"
-)
-_INTERNALS = _words(
-    "f_back f_locals f_globals f_code gi_frame cr_frame ag_frame tb_frame tb_next co_code mro _evaluate _C "
-    "from_file _new_shared_filename_cpu _new_shared_fd_cpu _share_filename_cpu_ _share_fd_cpu_"  # storage over files
-)
+from sandbox import model_words as words
 
 
 def check_model(source: str, extension: str) -> str | None:
@@ -114,7 +56,7 @@ class _Imports(_Visitor):
         self.wraps: set[str] = set()
         """Names that stand for functools.wraps."""
         self.uses_extension = False
-        self._allowed = ALLOWED_IMPORTS | {extension}
+        self._allowed = words.ALLOWED_IMPORTS | {extension}
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -136,7 +78,7 @@ class _Imports(_Visitor):
                 self.refuse(node, self._problem("torch.nn.functional"))
             elif alias.name == "*" or self.is_refused(module, alias.name) or self.is_module(module, alias.name):
                 self.refuse(node, f"imports {alias.name} from {module}; name what you need of it, and not modules")
-            elif f"{module}.{alias.name}" == _WRAPS:
+            elif f"{module}.{alias.name}" == words.WRAPS:
                 self.wraps.add(alias.asname or alias.name)
 
     def is_refused(self, module: str, name: str) -> bool:
@@ -146,7 +88,7 @@ class _Imports(_Visitor):
     def is_module(self, module: str, name: str) -> bool:
         if module.split(".")[0] != "torch":
             return False
-        return name in _MODULES_OF_TORCH or (module != "torch" and name in _MODULES_OF_NN)
+        return name in words.MODULES_OF_TORCH or (module != "torch" and name in words.MODULES_OF_NN)
 
     def _problem(self, name: str) -> str:
         allowed = ", ".join(sorted(self._allowed - {"__future__", "collections.abc"}))
@@ -186,11 +128,11 @@ class _ModelVisitor(_Visitor):
 
     def visit_Name(self, node: ast.Name) -> None:
         module = self._imports.modules.get(node.id)
-        if node.id in _REFUSED_NAMES or (_is_dunder(node.id) and node.id not in _DUNDER_NAMES):
+        if node.id in words.REFUSED_NAMES or (_is_dunder(node.id) and node.id not in words.DUNDER_NAMES):
             self.refuse(node, f"uses {node.id}")
         elif node.id in self._imports.wraps and isinstance(node.ctx, ast.Load):
             self._refuse_wraps(node)
-        elif node.id in _LOOKUPS or node.id == "type":
+        elif node.id in words.LOOKUPS or node.id == "type":
             self.refuse(node, f"uses {node.id} as a value; call it where you need it")
         elif module is not None and module != self._imports.extension and isinstance(node.ctx, ast.Load):
             self._refuse_value(node, module)
@@ -199,7 +141,7 @@ class _ModelVisitor(_Visitor):
         name = node.func.id if isinstance(node.func, ast.Name) else None
         if name == "type" and len(node.args) == 1 and not node.keywords:
             self.visit(node.args[0])
-        elif name in _LOOKUPS and len(node.args) > 1:
+        elif name in words.LOOKUPS and len(node.args) > 1:
             self._check_lookup(node, name)
         elif self._is_wraps(node.func) and len(node.args) == 1 and not node.keywords:
             self.visit(node.args[0])
@@ -228,7 +170,7 @@ class _ModelVisitor(_Visitor):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for item in node.body:
-            refused = next((name for name in _defined(item) if name in _REFUSED_METHODS), None)
+            refused = next((name for name in _defined(item) if name in words.REFUSED_METHODS), None)
             if refused is not None:
                 self.refuse(item, f"class {node.name} overrides {refused}; the judge relies on torch's own")
         self.generic_visit(node)
@@ -245,7 +187,7 @@ class _ModelVisitor(_Visitor):
     def _is_wraps(self, node: ast.expr) -> bool:
         if isinstance(node, ast.Name):
             return node.id in self._imports.wraps
-        return isinstance(node, ast.Attribute) and f"{self._module_of(node.value)}.{node.attr}" == _WRAPS
+        return isinstance(node, ast.Attribute) and f"{self._module_of(node.value)}.{node.attr}" == words.WRAPS
 
     def _refuse_wraps(self, node: ast.expr) -> None:
         self.refuse(node, "uses functools.wraps with more than the function, or as a value; write @functools.wraps(f)")
@@ -257,9 +199,9 @@ class _ModelVisitor(_Visitor):
 def is_refused_member(module: str, name: str) -> bool:
     """Whether `name` of a module that may be imported, or of something below one, is out of bounds."""
     root, last = module.split(".")[0], module.split(".")[-1]
-    if name in _FOREIGN_MODULES or name in _REFUSED_MEMBERS.get(last, ()):
+    if name in words.FOREIGN_MODULES or name in words.REFUSED_MEMBERS.get(last, ()):
         return True
-    if last in _ALLOWED_MEMBERS and name not in _ALLOWED_MEMBERS[last]:
+    if last in words.ALLOWED_MEMBERS and name not in words.ALLOWED_MEMBERS[last]:
         return True
     if root != "torch":
         return name.startswith("_")
@@ -267,13 +209,13 @@ def is_refused_member(module: str, name: str) -> bool:
 
 
 def _what_is_allowed(module: str) -> str:
-    members = _ALLOWED_MEMBERS.get(module.split(".")[-1])
+    members = words.ALLOWED_MEMBERS.get(module.split(".")[-1])
     return "only what builds and holds tensors" if members is None else f"only {', '.join(sorted(members))}"
 
 
 def is_internal(attribute: str) -> bool:
     """Whether an attribute of this name leads into the interpreter, or past what the judge records."""
-    return attribute in _INTERNALS or (_is_dunder(attribute) and attribute not in _ALLOWED_DUNDERS)
+    return attribute in words.INTERNALS or (_is_dunder(attribute) and attribute not in words.ALLOWED_DUNDERS)
 
 
 def _defined(item: ast.stmt) -> list[str]:

@@ -11,7 +11,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from sandbox.model_text import ALLOWED_IMPORTS, is_internal, is_refused_member
+from sandbox.model_text import is_internal, is_refused_member
+from sandbox.model_words import ALLOWED_IMPORTS
 
 _LOOKUPS = ("getattr", "setattr", "hasattr", "delattr")
 _LOOKS_ONLY = ("getattr", "hasattr")
