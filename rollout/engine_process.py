@@ -96,10 +96,11 @@ def engine_arguments(model_dir: Path, config: EngineConfig, *, is_cpu: bool) -> 
         "worker_extension_cls": "rollout.weight_transfer.WorkerExtension",
         "disable_log_stats": True,
     }
+    if config.kv_cache_gib is not None or is_cpu:
+        arguments["kv_cache_memory_bytes"] = int((config.kv_cache_gib or 1.0) * 2**30)
     if not is_cpu:
         return arguments | {"gpu_memory_utilization": config.gpu_memory_utilization}
     return arguments | {
-        "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
         # A prompt in pieces ends the CPU engine when the request has a seed ("CPU Generator does not use offset").
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(config.max_model_len, 4096),
