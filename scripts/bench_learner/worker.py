@@ -18,8 +18,8 @@ Update = Callable[[], Any]
 def serve(
     updates: dict[tuple[str, str], tuple[Update, int]], after: Callable[[], dict[str, Any]] = dict, **about: Any
 ) -> None:
-    """`updates` by (batch, what), each with its number of real tokens. `after` adds to each answer, and `about`
-    describes the side."""
+    """`updates` by (batch, what), each with its number of real tokens. `after`, which is not timed, adds to each
+    answer, and `about` describes the side."""
     out, sys.stdout = sys.stdout, sys.stderr  # libraries print
     print(json.dumps(about), file=out, flush=True)
     for line in sys.stdin:
