@@ -64,7 +64,8 @@ class JudgeConfig(Config):
     """Fresh random inputs compared (paper: 5)."""
     warmup_ms: float = Field(default=60.0, ge=0)
     timed_rounds: int = Field(default=9, ge=3)
-    """Interleaved rounds of candidate and eager, of which medians are reported; on a GPU five where these agree."""
+    """Interleaved rounds of candidate and eager, of which medians are reported; five where these say enough: on a GPU
+    where they agree within 1 %, on a CPU where none of them leaves a doubt about the reward."""
     own_share_floor: float = Field(default=0.05, ge=0, lt=1)
     """On a CPU, the least part of the computing time of ModelNew's calls that has to be outside of torch's libraries,
     where copies are made; by samples, so meant for lazy kernels. 0 refuses nothing; the shares are always reported."""

@@ -13,7 +13,7 @@ _SLACK = 1e-6  # three shares of a third are one GPU
 
 class GpuConfig(Config):
     """What Ray reserves for each part: a share of one GPU, or a whole number of them. A share is a place, not a limit:
-    memory is limited by learner_memory and engine.gpu_memory_utilization."""
+    memory is limited by learner_memory and engine.kv_cache_gib."""
 
     learner: float = Field(default=0.0, ge=0)
     """0: the learner computes on CPUs."""

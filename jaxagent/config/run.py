@@ -131,4 +131,9 @@ class RunConfig(Config):
         for key, name in named:
             if name not in seen:
                 raise ValueError(f"{key}: {name!r} is no stage; stages: {seen}")
+        if 0 < self.gpus.engine < 1 and self.engine.kv_cache_gib is None:
+            raise ValueError(
+                f"engine.kv_cache_gib: missing, and gpus.engine={self.gpus.engine:g} lets others use the engine's GPU. "
+                f"vLLM can only measure what is left for the cache on a GPU of its own; give the size in GiB"
+            )
         return self

@@ -148,7 +148,7 @@ class DeviceJudge:
             baseline = self._meanwhile(pair, lambda: self._baselines.of(task))
         run.get_ready()
         with self._turns.work.left(), self._turns.take(pair.oracle, pair.candidate, probe=probe_of(oracle)) as turn:
-            candidate, eager = run.time()
+            candidate, eager = run.time(baseline.compile_ms / baseline.eager_ms)
         details["turn"] = turn.to_json()
         turn.require_calm(eager)
         run.verify_timed()

@@ -2,9 +2,10 @@
 
 round:   [watched batch] and [candidate batch][eager batch] in random order
 
-A GPU's rounds come in two lots, of which the second is left out where the first agree (timing.is_settled): while they
-go on everything else waits. Of each lot one round, which nobody can foresee, has an observed batch as well, and outputs
-of others are kept to be compared in full: a candidate that counts rounds learns nothing.
+Rounds come in two lots, since everything else waits while they go on. The second is left out where the first says
+enough: on a GPU where its rounds agree (timing.is_settled), on a CPU, whose rounds seldom do, where no round leaves a
+doubt about the reward (timing.is_clear). Of each lot one round, which nobody can foresee, has an observed batch as
+well, and outputs of others are kept to be compared in full: a candidate that counts rounds learns nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sandbox.judge.timed_outputs import TimedOutputs
 from sandbox.types import DeviceError, Outcome
 
 _FIRST_LOT = 5
-"""Rounds after which a GPU's times may have settled."""
+"""Rounds after which times may say enough."""
 _VERIFIED_OUTPUTS = 2
 """Of a lot."""
 _OBSERVED_CALLS, _OBSERVED_S, _OBSERVED_BYTES = 5, 0.5, 256 << 20
@@ -83,22 +84,28 @@ class Rounds:
         if self._oracle.device == "cuda":
             timing.first_calls([self._timed, self._eager], self._every)
 
-    def run(self) -> tuple[timing.Series, timing.Series]:
-        """Times of candidate and eager, a value a round. Raises RejectedError, DeviceError."""
+    def run(self, compile_ratio: float) -> tuple[timing.Series, timing.Series]:
+        """Times of candidate and eager, a value a round; `compile_ratio` as of timing.is_clear. Raises RejectedError,
+        DeviceError."""
         eager, candidate = self._eager, self._timed
         if not self._mutates and self._outputs.leaves:
             self.spots = SpotChecks(self._oracle, self._candidate)
         timing.warm_up([candidate, eager], self._every, warmup_ms=self._config.warmup_ms)
         rounds = timing.plan_rounds(self._config.timed_rounds, 3 * timing.TARGET_BATCH_S)
-        first = min(rounds, _FIRST_LOT) if self._oracle.device == "cuda" else rounds
+        first = min(rounds, _FIRST_LOT)
         self._lot(candidate, eager, first)
-        if first < rounds and not timing.is_settled(candidate.series, eager.series):
+        if first < rounds and not self._say_enough(candidate.series, eager.series, compile_ratio):
             self._lot(candidate, eager, rounds - first)
         if self._shares is not None:
             self._decide_whose_work(candidate, self._shares)
         if self._oracle.device == "cuda":
             self._compare_clocks(candidate, eager)
         return candidate.series, eager.series
+
+    def _say_enough(self, candidate: timing.Series, eager: timing.Series, compile_ratio: float) -> bool:
+        if self._oracle.device == "cuda":
+            return timing.is_settled(candidate, eager)
+        return timing.is_clear(candidate, eager, compile_ratio)
 
     def _lot(self, candidate: timing.Contender, eager: timing.Contender, rounds: int) -> None:
         observed = secrets.randbelow(rounds)

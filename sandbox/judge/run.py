@@ -134,12 +134,15 @@ class Run:
             self._rounds.make_first_calls()
             self._candidate.worker.stop()
 
-    def time(self) -> tuple[timing.Series, timing.Series]:
-        """Interleaved rounds of candidate and eager; the candidate is stopped afterwards, or dead where that failed."""
+    def time(self, compile_ratio: float) -> tuple[timing.Series, timing.Series]:
+        """Interleaved rounds of candidate and eager; the candidate is stopped afterwards, or dead where that failed.
+
+        `compile_ratio` as of timing.is_clear.
+        """
         assert self._rounds is not None
         with self.phase("time_s"):
             try:
-                return self._rounds.run()
+                return self._rounds.run(compile_ratio)
             except BaseException:
                 self._candidate.worker.kill()  # it may still be at work, and the next turn begins as this one ends
                 raise

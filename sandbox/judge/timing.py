@@ -25,6 +25,7 @@ from typing import Any
 from sandbox.judge.candidate_side import device_times, run_batch
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.worker import Worker, WorkerError
+from sandbox.reward import eq1
 from sandbox.types import DeviceError
 
 TARGET_BATCH_S = 0.004
@@ -36,6 +37,8 @@ _FIRST_BATCHES = 3
 """Of calls. Beyond them, batches of nothing keep a GPU's clock frequency up: inputs take longer to copy than to use."""
 _NARROW = 0.01
 """Half of what a settled ratio's interval may be wide, as a part of the ratio."""
+_CLEAR = 1.15
+"""Factor by which every round has to stay clear of where the reward changes."""
 _LEAST_OWN_SHARE = 0.25
 """Of a batch's wall time at most the rest is taken for the round trip: a time is never near zero by subtraction."""
 
@@ -185,6 +188,19 @@ def is_settled(candidate: Series, eager: Series) -> bool:
     independent ones it lies between the lowest and the highest 15 times in 16."""
     ratios = [mine / theirs for mine, theirs in zip(candidate.values_ms, eager.values_ms, strict=True)]
     return max(ratios) - min(ratios) <= 2 * _NARROW * statistics.median(ratios)
+
+
+def is_clear(candidate: Series, eager: Series, compile_ratio: float) -> bool:
+    """Each round alone gives the same reward, and would for a candidate that is a little faster or slower too.
+
+    `compile_ratio`: time of torch.compile over eager's.
+    """
+    rewards = {
+        eq1(mine * change, theirs, theirs * compile_ratio)
+        for mine, theirs in zip(candidate.values_ms, eager.values_ms, strict=True)
+        for change in (1 / _CLEAR, _CLEAR)
+    }
+    return len(rewards) == 1
 
 
 def plan_rounds(rounds: int, round_s: float) -> int:

@@ -9,7 +9,7 @@ import pytest
 from sandbox.config import JudgeConfig
 from sandbox.judge.rejection import RejectedError
 from sandbox.judge.rounds import Rounds
-from sandbox.judge.timing import Contender, Series, is_settled, middle_mean, time_batch
+from sandbox.judge.timing import Contender, Series, is_clear, is_settled, middle_mean, time_batch
 from sandbox.types import DeviceError, Outcome
 
 
@@ -24,6 +24,15 @@ def test_a_ratio_is_settled_where_rounds_agree_whatever_both_sides_do_together()
     assert is_settled(Series([0.1295, 0.131, 0.1302, 0.1305, 0.1299]), Series([0.065] * 5))
     assert not is_settled(Series([0.1295, 0.131, 0.1302, 0.1305, 0.1332]), Series([0.065] * 5))
     assert not is_settled(Series([0.0168] * 5), Series([0.051, 0.052, 0.05, 0.049, 0.051]))
+
+
+def test_a_reward_is_clear_where_every_round_gives_it_with_room_to_spare():
+    eager = Series([4.0, 5.0, 4.5, 8.0, 4.0])
+    assert is_clear(Series([1.0, 1.5, 0.9, 2.0, 1.1]), eager, 0.8), "3 in every round, however wide they are apart"
+    assert is_clear(Series([40.0, 90.0, 45.0, 80.0, 38.0]), eager, 0.8)
+    assert is_clear(Series([3.2, 4.0, 3.6, 6.4, 3.2]), eager, 0.6), "2: between the two"
+    assert not is_clear(Series([1.0, 1.5, 0.9, 7.0, 1.1]), eager, 0.8), "one round of five says 2"
+    assert not is_clear(Series([2.8, 3.5, 3.15, 5.6, 2.8]), eager, 0.8), "3, and 15 % slower it would be 2"
 
 
 def gpu_contender(events_ms: list[float], *, seconds: float = 0.01, blank_s: float = 0.006) -> Contender:

@@ -57,6 +57,10 @@ def test_scientific_notation_without_a_dot_is_a_number():
         (["--learner.ppo.clip_low", "7"], r"learner\.ppo\.clip_low: Input should be less than 1 \(value: 7\)"),
         (["--stages.rft.data", "[foo]"], r"stages\.rft\.data: 'foo' is no earlier stage"),
         (["--evaluation.after", "[x]"], r"evaluation\.after: 'x' is no stage"),
+        (
+            ["--gpus.engine", "0.5", "--engine.kv_cache_gib", "null"],
+            r"engine\.kv_cache_gib: missing, and gpus\.engine=0\.5",
+        ),
         (["--stages.nope.x", "1"], r"'nope' is none of"),
         (["--seed"], r"--seed: a value is missing"),
         (["seed", "1"], r"expected an override"),
