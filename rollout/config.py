@@ -71,8 +71,8 @@ class EngineConfig(Config):
     """How a step of the model runs. On a GPU `graphs` replays CUDA graphs of decoding steps and compiles
     nothing, so the engine is ready sooner; `compiled` has vLLM compile the model too, for engines that stay up."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """Size of the KV cache. Without it: 1 on a CPU, and on a GPU what gpu_memory_utilization leaves, which vLLM measures.
-    A GPU that learner or profiler share needs the number: memory that they free meanwhile ends the measurement."""
+    """Size of the KV cache. Without it: 1 on a CPU, and on a GPU what gpu_memory_utilization leaves. vLLM measures
+    that, and memory that others free meanwhile ends it: a GPU that learner or profiler share needs the number."""
     gpu_memory_utilization: float = Field(default=0.4, gt=0, le=1)
     """Share of a GPU's memory that has to be free for the engine at its start."""
     cpu_threads: int = Field(default=2, gt=0)

@@ -58,10 +58,10 @@ def measured_on_gpu(case: dict[str, Any], options: argparse.Namespace) -> dict[s
         theirs["isolated"].send("case", "actor")
     # The peak is the process's, so each is read before more rows are computed at a time.
     peaks = {small: gib(ours.receive()["peak_bytes"])}
+    for side in theirs.values():  # before ours grows: all at once they need more than the device has
+        side.receive()
     if best != small:
         peaks[best] = gib(ours.ask(best, "actor")["peak_bytes"])
-    for side in theirs.values():
-        side.receive()
     figures["sides"] = {"ours": ours.about} | {name: side.about for name, side in theirs.items()}
     figures["rounds"] = in_turn(ours, theirs, best, options)
     for side in theirs.values():
