@@ -30,6 +30,10 @@ _DEVICE_DRAW_BUDGET_S = 0.02
 _MIX_BLOCKS = 8
 _WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.uint64}
 """By the size of an element, what it is a whole number of."""
+_SHIFTS = 1 << 18
+"""Places where a mask may begin: among hundreds of mixtures of few draws hardly two are the same."""
+_MIXED_AT_ONCE = 1 << 15
+"""Words that fit a cache, beside as many of the other array and of the mask."""
 _DEVICE_SLOTS_BYTES = 512 << 20
 _LEAST_SLOTS = 3
 
@@ -64,6 +68,7 @@ class HostSlots:
         self._rounds = rounds
         self._pool: list[Draw] = []
         self._draw_s: list[float] = []
+        self._mixer = Mixer()
         self.every = list(range(len(oracle.layout.slots)))
 
     def fill_all(self) -> None:
@@ -98,18 +103,41 @@ class HostSlots:
             if leaf["dtype"] in FLOATS and total:
                 drawn = bytearray(total)
                 read_memory(pid, other["address"], drawn, 0, total)
-                mix_elements(memoryview(memory)[offset : offset + total], drawn, itemsize)
+                self._mixer.mix(memoryview(memory)[offset : offset + total], drawn, itemsize)
 
 
-def mix_elements(target: memoryview, source: bytearray, itemsize: int) -> None:
-    """Overwrites half of the elements of `target`, at random, with those of `source` at the same places."""
-    word, count = np.dtype(_WORDS[itemsize]), len(source) // itemsize
-    mine, theirs = (np.frombuffer(memory, dtype=word) for memory in (target, source))
-    bits = np.frombuffer(np.random.default_rng(secrets.randbits(128)).bytes(-(-count // 8)), dtype=np.uint8)
-    chosen = np.repeat(np.unpackbits(bits, count=count).astype(word), itemsize // word.itemsize)
-    np.negative(chosen, out=chosen)  # all bits of what is taken; a copy by mask takes several times as long
-    chosen &= mine ^ theirs
-    mine ^= chosen
+class Mixer:
+    """Mixes elements of two arrays at random.
+
+    Its mask is drawn once and shifted for every mixture: a new one each time takes several times as long as mixing.
+    """
+
+    def __init__(self) -> None:
+        self._masks: dict[int, np.ndarray] = {}
+        """By the size of an element: words of which all bits are set, or none."""
+
+    def mix(self, target: memoryview, source: bytearray, itemsize: int) -> None:
+        """Overwrites half of the elements of `target`, at random, with those of `source` at the same places."""
+        word = np.dtype(_WORDS[itemsize])
+        words = itemsize // word.itemsize
+        mask = self._mask(word, words, len(source) // itemsize)[secrets.randbelow(_SHIFTS) * words :]
+        mine, theirs = (np.frombuffer(memory, dtype=word) for memory in (target, source))
+        changed = np.empty(_MIXED_AT_ONCE, word)
+        for start in range(0, mine.size, _MIXED_AT_ONCE):
+            part = mine[start : start + _MIXED_AT_ONCE]
+            block = slice(start, start + part.size)
+            bits = np.bitwise_xor(part, theirs[block], out=changed[: part.size])
+            bits &= mask[block]
+            part ^= bits
+
+    def _mask(self, word: np.dtype, words: int, count: int) -> np.ndarray:
+        itemsize, needed = word.itemsize * words, count + _SHIFTS
+        mask = self._masks.get(itemsize)
+        if mask is None or mask.size < needed * words:
+            bits = np.frombuffer(secrets.token_bytes(-(-needed // 8)), dtype=np.uint8)
+            mask = np.repeat(np.unpackbits(bits, count=needed).astype(word), words)
+            self._masks[itemsize] = np.negative(mask, out=mask)
+        return mask
 
 
 class DeviceSlots:

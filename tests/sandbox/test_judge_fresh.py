@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sandbox.judge.fresh import mix_elements
+from sandbox.judge.fresh import Mixer
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex128"])
 def test_mixtures_take_each_element_from_one_of_two_draws_at_its_place(dtype: str) -> None:
     drawn = np.random.default_rng(0).standard_normal((2, 33, 65)).astype(dtype)
-    mixtures = []
+    mixtures, mixer = [], Mixer()
     for _ in range(2):
         mixed = bytearray(drawn[0].tobytes())
-        mix_elements(memoryview(mixed), bytearray(drawn[1].tobytes()), drawn.itemsize)
+        mixer.mix(memoryview(mixed), bytearray(drawn[1].tobytes()), drawn.itemsize)
         mixtures.append(np.frombuffer(mixed, dtype=dtype).reshape(33, 65))
     for mixed in mixtures:
         first, second = mixed == drawn[0], mixed == drawn[1]
