@@ -117,7 +117,7 @@ class DeviceJudge:
             side = CandidateSide(pair.candidate, self._config.timeout_s, self._config.protocol, self._spec.kind)
             if self._config.protocol == "hardened":
                 side.observed = refuse_observed
-            run = Run(self._config, oracle, side, phases, self._turns.work)
+            run = Run(self._config, oracle, side, phases, self._turns.work, pair.code)
             details: dict[str, Any] = {"protocol": self._config.protocol} | self._health.described()
             try:
                 run.load(scratch, artifact, load_skill(skill).extension_module)

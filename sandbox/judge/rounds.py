@@ -185,10 +185,21 @@ class Rounds:
                 return
 
     def _decide_whose_work(self, candidate: timing.Contender, shares: Shares) -> None:
+        """Raises RejectedError, to be judged once more, where it stays undecided and is suspect."""
+        floor, call_ms = self._config.own_share_floor, min(candidate.series.values_ms)
+        if not floor or self._config.protocol != "hardened":
+            return
         for _ in range(_MORE_WATCHED):
-            if not shares.is_undecided(self._config.own_share_floor, min(candidate.series.values_ms)):
+            if not shares.is_undecided(floor, call_ms):
                 return
             self._watched_batches(candidate, shares, WANTED)
+        if shares.is_suspect(floor, call_ms):
+            raise RejectedError(
+                Outcome.REFUSED,
+                "what runs in ModelNew.forward looks like torch's libraries, and it is seen too seldom to be sure; do "
+                "the work in kernels/, without waiting",
+                device_trouble=True,
+            )
 
     def _contender(self) -> timing.Contender:
         side, oracle = self._candidate, self._oracle

@@ -16,6 +16,7 @@ from sandbox.judge import timing
 from sandbox.judge.arena import Arena
 from sandbox.judge.candidate_side import CandidateSide
 from sandbox.judge.checks import Checker, CheckReport
+from sandbox.judge.code_trap import CodeTrap
 from sandbox.judge.gate import Gate
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.rejection import RejectedError
@@ -34,14 +35,21 @@ class Run:
     """The phases of one judgement; their seconds go into `phases`."""
 
     def __init__(
-        self, config: JudgeConfig, oracle: OracleSide, candidate: CandidateSide, phases: dict[str, float], gate: Gate
+        self,
+        config: JudgeConfig,
+        oracle: OracleSide,
+        candidate: CandidateSide,
+        phases: dict[str, float],
+        gate: Gate,
+        code: CodeTrap | None,
     ) -> None:
-        """`gate`: of the device; whoever calls is within it, but for `time`."""
+        """`gate`: of the device; whoever calls is within it, but for `time`. `code`: of the candidate's process."""
         self._config = config
         self._oracle = oracle
         self._candidate = candidate
         self._phases = phases
         self._gate = gate
+        self._code = code
         self._checker = Checker(oracle, candidate, num_checks=config.num_checks, give_way=self.give_way)
         self.shares: Shares | None = None
         """On a CPU, whose code ran while calls were made."""
@@ -96,6 +104,9 @@ class Run:
                 "seed": secrets.randbits(31),
             }
             candidate.ask(construct, "building ModelNew")
+            if self._code is not None and self._config.protocol == "hardened":
+                own = str(scratch / "extension.so")
+                self._code.spring(own, lambda message, fds: candidate.ask(message, "building ModelNew", fds))
 
     def _share_arena(self) -> None:
         facts, layout = self._oracle.facts, self._oracle.layout

@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandbox.config import JudgeConfig
+from sandbox.judge import code_trap
+from sandbox.judge.code_gate import CodeGate
+from sandbox.judge.code_trap import CodeTrap
 from sandbox.judge.hygiene import Bounds, free_uid
 from sandbox.judge.spec import DeviceSpec
 from sandbox.judge.worker import Worker, WorkerError
@@ -37,6 +40,8 @@ class Pair:
     """What they said about the device: gpu.CudaPlacement.start."""
     uid: int | None
     """The candidate's user, None where the judge may not change users."""
+    code: CodeTrap | None
+    """On a CPU, what the candidate can run."""
     stack: contextlib.ExitStack
     """Ends both."""
 
@@ -55,6 +60,8 @@ class Workers:
         self._spec = spec
         self._cache_dir = config.baseline_dir.expanduser()
         self._zygote = self._make_zygote("judge")
+        if spec.kind == "cpu":
+            threading.Thread(target=code_trap.look_up_ahead, daemon=True).start()
         self._compile_zygote: Zygote | None = None
         self._starting = threading.Lock()
         self.tells_apart = os.geteuid() == 0
@@ -133,7 +140,7 @@ class Workers:
         facts: dict[str, Any] = {}
         try:
             for worker in workers:
-                worker.send({"op": "start"})
+                worker.send({"op": "start", "gate": self._spec.kind == "cpu" and CodeGate.is_possible()})
             for worker in workers:
                 facts = worker.receive(deadline=time.monotonic() + _START_TIMEOUT_S)
         except WorkerError as error:
@@ -164,8 +171,14 @@ class Workers:
             oracle = self._fork(stack, self._zygote, "oracle", self._oracle_bounds())
             candidate = self._fork(stack, self._zygote, "runner", self._candidate_bounds(uid))
             facts = self.start([oracle, candidate])
+            code = self._code_of(candidate, facts.pop("listener", None))
             self._attend_to(oracle, candidate)
-            return Pair(oracle, candidate, facts, uid, stack.pop_all())
+            return Pair(oracle, candidate, facts, uid, code, stack.pop_all())
+
+    def _code_of(self, candidate: Worker, listener: int | None) -> CodeTrap | None:
+        if self._spec.kind != "cpu":
+            return None
+        return CodeTrap(candidate, CodeGate.of(candidate.pid, listener))
 
     def _fork(self, stack: contextlib.ExitStack, zygote: Zygote, role: str, bounds: Bounds) -> Worker:
         """A bystander, dead when the stack is closed."""
