@@ -128,8 +128,12 @@ _FAILS = {
     "creat": (85, None),
     "openat2": (437, 437),  # its flags lie in memory, where a filter cannot look
 }
-_MAKES_EXECUTABLE = {"mmap": (9, 222), "mprotect": (10, 226), "pkey_mprotect": (329, 288)}
-"""By their third argument."""
+_MMAP, _MAP_ANONYMOUS = (9, 222), 0x20
+_MAKES_EXECUTABLE = {"mprotect": (10, 226), "pkey_mprotect": (329, 288)}
+"""By their third argument, as mmap."""
+_ENDS_A_DESCRIPTOR = [(0, (3, 57)), (1, (33, None)), (1, (292, 24))]
+"""close, dup2 and dup3, and which argument says so."""
+_CLOSE_RANGE = 436
 _CLONE, _CLONE3, _OPEN, _OPENAT = (56, 220), (435, 435), (2, None), (257, 56)
 _TGKILL, _PRCTL = (234, 131), (157, 167)
 _PR_SET_DUMPABLE = 4
@@ -154,20 +158,38 @@ def restrict(whose: Whose) -> bool:
     return True
 
 
-def ask_before_executable() -> int | None:
+def ask_before_executable(free: int) -> int | None:
     """From here on whoever holds the descriptor that is returned says whether memory of this process may become
-    executable (sandbox.judge.code_gate); None where the kernel has no such filters."""
+    executable (sandbox.judge.code_gate); None where the kernel has no such filters.
+
+    `free`: a descriptor that may be mapped as code without asking, and that stays what it is.
+    """
     number = _SECCOMP.get(platform.machine())
     if number is None:
         return None
     column = 0 if platform.machine() == "x86_64" else 1
-    lines = [_line(_LOAD, _NUMBER_AT)]
+    lines = [_line(_LOAD, _NUMBER_AT), *_mapped_as_code(_MMAP[column], free)]
     for numbers in _MAKES_EXECUTABLE.values():
         lines += _when_argument(numbers[column], 2, _ANY_BIT, _PROT_EXEC, action=_ASK)
+    for argument, numbers in _ENDS_A_DESCRIPTOR:
+        lines += _when_argument(numbers[column], argument, _EQUAL, free, action=_EPERM)
+    lines += _when(_EQUAL, _CLOSE_RANGE, action=_EPERM)
     header, _buffer = _header(b"".join([*lines, _line(_RETURN, _ALLOW)]))
     libc = ctypes.CDLL(None, use_errno=True)
     listener = libc.syscall(number, _SET_MODE_FILTER, _NEW_LISTENER, header)
     return listener if listener >= 0 else None
+
+
+def _mapped_as_code(mmap: int, free: int) -> list[bytes]:
+    inner = [
+        _line(_LOAD, _ARGUMENTS_AT + 8 * 4),
+        *_when(_EQUAL, free, negate=True, action=_ASK),
+        _line(_LOAD, _ARGUMENTS_AT + 8 * 3),
+        *_when(_ANY_BIT, _MAP_ANONYMOUS, action=_ASK),
+        _line(_RETURN, _ALLOW),
+    ]
+    asked = [_line(_LOAD, _ARGUMENTS_AT + 8 * 2), _line(_ANY_BIT, _PROT_EXEC, 0, len(inner)), *inner]
+    return [_line(_EQUAL, mmap, 0, len(asked) + 1), *asked, _line(_LOAD, _NUMBER_AT)]
 
 
 def _header(code: bytes) -> tuple[ctypes.c_char_p, object]:

@@ -42,11 +42,10 @@ class CandidateSide:
     """Memory that holds inputs beside the arena."""
     observed: Callable[[dict[str, Any]], None] = lambda reply: None
 
-    def ask(self, message: dict[str, Any], phase: str, fds: list[int] | None = None) -> dict[str, Any]:
+    def ask(self, message: dict[str, Any], phase: str) -> dict[str, Any]:
         with _Stopwatch(self):
             try:
-                deadline = time.monotonic() + self.timeout_s - self.used_s
-                reply = self.worker.ask(message, deadline=deadline, fds=fds)
+                reply = self.worker.ask(message, deadline=time.monotonic() + self.timeout_s - self.used_s)
             except WorkerError as error:
                 raise self.rejection(error, phase) from error
         self.observed(reply)

@@ -32,7 +32,7 @@ from sandbox.judge.worker import Worker
 from sandbox.types import Outcome
 
 _TRAPS = {"x86_64": b"\xcc", "aarch64": b"\x00\x00\x20\xd4"}
-_TRAP_BYTES = 2 << 20
+_TRAP_NAME, _TRAP_BYTES = "traps", 2 << 20
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _KERNELS_OWN = re.compile(r"\[(vdso|vsyscall|uprobes)\]")
 _PYTHONS_OWN = re.compile(r"/lib-dynload/[^/]*$")
@@ -63,27 +63,23 @@ class CodeTrap:
         self._gate = gate
         self._before = {each.path for each in executable(worker.pid)}
 
-    def spring(self, own: str, ask: Callable[[dict[str, Any], list[int]], object]) -> None:
+    def spring(self, own: str, ask: Callable[[dict[str, Any]], object]) -> None:
         """Raises RejectedError where code is left that the candidate may not run, as when the process does not do as it
         is told.
 
-        `own`: path of the candidate's shared object; `ask` sends a message with descriptors. The process runs before
-        and after.
+        `own`: path of the candidate's shared object; `ask` sends a message. The process runs before and after.
         """
-        if platform.machine() not in _TRAPS:
-            return
         if self._gate is not None:
             self._gate.narrow()  # so that nothing changes any more that has been looked at
         self._worker.stop()
         found = executable(self._worker.pid, with_changes=True)
         self._worker.resume()
         ranges = [piece for each in found for piece in self._not_allowed(each, own)]
-        ask({"op": "replace_code", "ranges": ranges, "num_bytes": _TRAP_BYTES}, [_trap_file()])
+        ask({"op": "replace_code", "ranges": ranges, "num_bytes": _TRAP_BYTES})
         if self._gate is not None:
             self._gate.close()
         self._worker.stop()
-        traps = os.fstat(_trap_file()).st_ino
-        left = [each for each in executable(self._worker.pid) if each.inode != traps]
+        left = [each for each in executable(self._worker.pid) if not _is_trap(each)]
         self._worker.resume()
         names = {os.path.basename(each.path) or "memory" for each in left if any(self._not_allowed(each, own))}
         if names:
@@ -133,6 +129,10 @@ def executable(pid: int, *, with_changes: bool = False) -> list[Mapping]:
     return found
 
 
+def _is_trap(mapping: Mapping) -> bool:
+    return mapping.path.startswith(f"/memfd:{_TRAP_NAME} ") and mapping.inode == os.fstat(trap_file()).st_ino
+
+
 def look_up_ahead() -> None:
     """Looks the functions of torch's library up, seconds the first time, while a zygote starts."""
     found = importlib.util.find_spec("torch")
@@ -154,10 +154,13 @@ def _pages(path: str, _changed: int) -> list[tuple[int, int]]:
 
 
 @functools.cache
-def _trap_file() -> int:
-    """A descriptor of memory full of instructions that end a process, which nobody can write to any more."""
-    trap = _TRAPS[platform.machine()]
-    file = os.memfd_create("traps", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def trap_file() -> int:
+    """A descriptor of memory full of instructions that end a process, which nobody can write to any more; -1 where
+    there is none for this machine."""
+    trap = _TRAPS.get(platform.machine())
+    if trap is None:
+        return -1
+    file = os.memfd_create(_TRAP_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(file, trap * (_TRAP_BYTES // len(trap)))
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
     return file

@@ -106,7 +106,7 @@ class Run:
             candidate.ask(construct, "building ModelNew")
             if self._code is not None and self._config.protocol == "hardened":
                 own = str(scratch / "extension.so")
-                self._code.spring(own, lambda message, fds: candidate.ask(message, "building ModelNew", fds))
+                self._code.spring(own, lambda message: candidate.ask(message, "building ModelNew"))
 
     def _share_arena(self) -> None:
         facts, layout = self._oracle.facts, self._oracle.layout

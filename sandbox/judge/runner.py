@@ -45,16 +45,19 @@ class CandidateServer(ModelServer):
         self._parameters: list[torch.Tensor] = []
         self._protocol = "hardened"
         self._listener: int | None = None
+        self._traps = -1
         self._operators = OperatorRecord()
         self._tampering = TamperRecord()
         # what a CUDA context needs is not known well enough to filter it, and a GPU's batches run torch's own fills
         self._lock = OperatorLock() if placement.kind == "cpu" else None
 
     def do_start(self, message: dict[str, Any]) -> dict[str, Any]:
-        """As every worker; `gate`: the supervisor takes the descriptor that is told, and answers for code from then
-        on."""
-        if message.get("gate"):
-            self._listener = seccomp.ask_before_executable()
+        """As every worker, but on a CPU a file of traps comes along. `gate`: the supervisor takes the descriptor that
+        is told, and answers for code from then on."""
+        for traps in self._channel.take_fds():
+            self._traps = traps
+            if message["gate"]:
+                self._listener = seccomp.ask_before_executable(traps)
         return super().do_start(message) | {"listener": self._listener}
 
     def do_load(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -104,10 +107,8 @@ class CandidateServer(ModelServer):
         return self.observations()
 
     def do_replace_code(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Puts the first `num_bytes` of a file, again and again, in the place of ranges of code."""
-        (fd,) = self._channel.take_fds()
-        replace_code(message["ranges"], fd, message["num_bytes"])
-        os.close(fd)
+        """Puts traps, a file of `num_bytes`, in the place of ranges of code."""
+        replace_code(message["ranges"], self._traps, message["num_bytes"])
         return {}
 
     def do_weights(self, message: dict[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ async def test_a_fork_bomb_stays_within_its_limit_and_ends_with_the_sandbox(box:
 
 @ISOLATING
 async def test_processes_that_fill_the_memory_together_are_killed(box: ShellSandbox) -> None:  # noqa: F811
-    hungry = "python3 -c 'import time; x = b\"x\" * (200 << 20); print(len(x), flush=True); time.sleep(9)'"
+    hungry = "python3 -c 'import time; x = b\"x\" * (200 << 20); print(len(x), flush=True); time.sleep(2)'"
     result = await box.exec(f"for i in 1 2 3 4; do {hungry} & done; wait; echo over", timeout_s=15)
     assert result.output.count(str(200 << 20)) < 4
     assert (await box.exec("echo usable", timeout_s=10)).output == "usable\n"
@@ -73,7 +73,7 @@ async def test_a_million_files_are_stopped_and_judged_at_once(box: ShellSandbox)
 
 @ISOLATING
 async def test_a_million_files_in_tmp_are_no_more_than_memory(box: ShellSandbox) -> None:  # noqa: F811
-    result = await box.exec(python("for i in range(10**6): open(f'/tmp/{i}', 'w').close()"), timeout_s=3)
+    result = await box.exec(python("for i in range(10**6): open(f'/tmp/{i}', 'w').close()"), timeout_s=2)
     assert result.exit_code != 0
     assert (await box.exec("echo usable", timeout_s=10)).output == "usable\n"
 
@@ -93,16 +93,14 @@ async def test_nothing_of_the_host_shows_in_proc_and_dev(box: ShellSandbox) -> N
 
 @ISOLATING
 async def test_processes_of_the_host_cannot_be_signalled_or_traced(box: ShellSandbox) -> None:  # noqa: F811
-    """Its parent is the process that runs commands; the number of this test means nobody inside, or somebody else."""
+    """Nor the process that runs commands; the number of this test means nobody inside, or somebody else."""
     assert (await box.exec(f"cat /proc/{os.getpid()}/cmdline | grep -q pytest", timeout_s=10)).exit_code != 0
     await box.exec(f"kill -9 {os.getpid()} {os.getppid()} -1", timeout_s=10)
+    attach, seize = 16, 0x4206
     trace = python(
-        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
-        "for pid in (1, os.getppid()):\n"
-        "    for request in (16, 0x4206): print(libc.ptrace(request, pid, 0, 0), end=' ')"
+        f"import ctypes\nfor request in ({attach}, {seize}): print(ctypes.CDLL(None).ptrace(request, 1, 0, 0))"
     )
-    said = (await conformance.run(box, trace)).split()
-    assert said[:2] == ["-1", "-1"]  # the shell server; its own shell a process may trace where the kernel allows it
+    assert (await conformance.run(box, trace)).split() == ["-1", "-1"]
     assert (await box.exec("echo usable", timeout_s=10)).output == "usable\n"
 
 
@@ -140,7 +138,7 @@ async def test_output_without_end_is_cut_and_ends_at_its_time(box: ShellSandbox)
 async def test_orphans_do_not_pile_up_as_zombies(box: ShellSandbox) -> None:  # noqa: F811
     code = (
         "import os, time\n"
-        "for i in range(200):\n"
+        "for i in range(60):\n"
         "    if os.fork() == 0:\n"
         "        if os.fork() == 0: time.sleep(0.01)\n"
         "        os._exit(0)\n"

@@ -18,7 +18,7 @@ from sandbox.judge.workers import Workers
 from sandbox.types import Outcome
 
 MAPS_CODE = """
-import ctypes, mmap, threading, time
+import ctypes, os, threading
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -101,7 +101,7 @@ class Loaded:
 
     def spring(self, own: str = "/none/extension.so") -> None:
         assert self.pair.code is not None
-        self.pair.code.spring(own, lambda message, fds: self._side.ask(message, "replacing", fds))
+        self.pair.code.spring(own, lambda message: self._side.ask(message, "replacing"))
 
     def __enter__(self) -> Loaded:
         return self
@@ -147,6 +147,12 @@ def before():
     if not (code() and turn() and code(library.fileno(), 2)): raise RuntimeError("it may not")
 def after():
     if code() or turn() or code(library.fileno(), 2): raise RuntimeError("it may")
+    traps = next(int(fd) for fd in os.listdir('/proc/self/fd') if 'traps' in os.readlink(f'/proc/self/fd/{fd}'))
+    for end in (lambda: os.close(traps), lambda: os.dup2(library.fileno(), traps)):
+        try: end()
+        except PermissionError: continue
+        raise RuntimeError("the file of traps can be replaced")
+    if code(traps, 0x22) or not code(traps, 2): raise RuntimeError("only traps may be mapped")
     seen = []
     thread = threading.Thread(target=lambda: seen.append(code() or turn())); thread.start(); thread.join()
     if seen != [False]: raise RuntimeError("a thread may")
