@@ -63,6 +63,11 @@ class CodeTrap:
         self._gate = gate
         self._before = {each.path for each in executable(worker.pid)}
 
+    @property
+    def holds(self) -> bool:
+        """Once sprung, no code comes back."""
+        return self._gate is not None
+
     def spring(self, own: str, ask: Callable[[dict[str, Any]], object]) -> None:
         """Raises RejectedError where code is left that the candidate may not run, as when the process does not do as it
         is told.

@@ -107,6 +107,8 @@ class Run:
             if self._code is not None and self._config.protocol == "hardened":
                 own = str(scratch / "extension.so")
                 self._code.spring(own, lambda message: candidate.ask(message, "building ModelNew"))
+                if self.shares is not None:
+                    self.shares.code_is_fixed = self._code.holds
 
     def _share_arena(self) -> None:
         facts, layout = self._oracle.facts, self._oracle.layout

@@ -10,6 +10,7 @@ oneDNN and MKL generate it. Here it is told whoever comes to it and however; cod
 
 from __future__ import annotations
 
+import bisect
 import os
 import random
 import time
@@ -42,6 +43,9 @@ class Shares:
         """`own`: path of the candidate's shared object."""
         self._own = os.path.realpath(own)
         self._counts: Counter[str] = Counter()
+        self._owners: _Owners | None = None
+        self.code_is_fixed = False
+        """Nothing that the process can run is mapped any more, so its map needs to be read once."""
 
     @property
     def num_computing(self) -> int:
@@ -98,7 +102,9 @@ class Shares:
     def watch(self, worker: Worker, until_s: float, goal: int) -> None:
         """Looks at a worker that has been told to go and resumed, until its answer is there, time is up, or
         `num_computing` has reached the goal."""
-        owners = _Owners(worker.pid, self._own)
+        if self._owners is None or not self.code_is_fixed:
+            self._owners = _Owners(worker.pid, self._own)
+        owners = self._owners
         deadline = time.monotonic() + until_s
         for _ in range(_LOOKS):
             if self.num_computing >= goal or worker.channel.has_message() or time.monotonic() > deadline:
@@ -133,9 +139,10 @@ class _Owners:
 
     def of(self, address: int) -> str:
         for _ in range(2):
-            for start, end, owner, path, offset in self._ranges:
-                if start <= address < end:
-                    return self._part_of_torch(path, address - start + offset) if owner == "torch" else owner
+            index = bisect.bisect_right(self._ranges, address, key=lambda each: each[0]) - 1
+            if index >= 0 and address < self._ranges[index][1]:
+                start, _, owner, path, offset = self._ranges[index]
+                return self._part_of_torch(path, address - start + offset) if owner == "torch" else owner
             self._read()
         return "elsewhere"
 
