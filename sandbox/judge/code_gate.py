@@ -35,6 +35,8 @@ class CodeGate:
         self._listener = listener
         self._allowed: tuple[int | None, ...] | None = None
         """System calls; None: all."""
+        self.has_refused = False
+        """Somebody has asked in vain."""
         threading.Thread(target=self._answer, name="code-gate", daemon=True).start()
 
     @staticmethod
@@ -92,6 +94,7 @@ class CodeGate:
             fcntl.ioctl(self._listener, _RECEIVE, notice)
             asker, call = struct.unpack_from("<Q8xi", notice)
             may = self._allowed is None or call in self._allowed
+            self.has_refused |= not may
             answer = _ANSWER.pack(asker, 0, 0 if may else -errno.EPERM, _GO_ON if may else 0)
             fcntl.ioctl(self._listener, _SEND, bytearray(answer))
 

@@ -68,6 +68,11 @@ class CodeTrap:
         """Once sprung, no code comes back."""
         return self._gate is not None
 
+    @property
+    def was_asked_for_more(self) -> bool:
+        """The process has tried to get code after it was sprung."""
+        return self._gate is not None and self._gate.has_refused
+
     def spring(self, own: str, ask: Callable[[dict[str, Any]], object]) -> None:
         """Raises RejectedError where code is left that the candidate may not run, as when the process does not do as it
         is told.

@@ -16,7 +16,6 @@ from sandbox.judge import timing
 from sandbox.judge.arena import Arena
 from sandbox.judge.candidate_side import CandidateSide
 from sandbox.judge.checks import Checker, CheckReport
-from sandbox.judge.code_trap import CodeTrap
 from sandbox.judge.gate import Gate
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.rejection import RejectedError
@@ -35,21 +34,14 @@ class Run:
     """The phases of one judgement; their seconds go into `phases`."""
 
     def __init__(
-        self,
-        config: JudgeConfig,
-        oracle: OracleSide,
-        candidate: CandidateSide,
-        phases: dict[str, float],
-        gate: Gate,
-        code: CodeTrap | None,
+        self, config: JudgeConfig, oracle: OracleSide, candidate: CandidateSide, phases: dict[str, float], gate: Gate
     ) -> None:
-        """`gate`: of the device; whoever calls is within it, but for `time`. `code`: of the candidate's process."""
+        """`gate`: of the device; whoever calls is within it, but for `time`."""
         self._config = config
         self._oracle = oracle
         self._candidate = candidate
         self._phases = phases
         self._gate = gate
-        self._code = code
         self._checker = Checker(oracle, candidate, num_checks=config.num_checks, give_way=self.give_way)
         self.shares: Shares | None = None
         """On a CPU, whose code ran while calls were made."""
@@ -104,11 +96,11 @@ class Run:
                 "seed": secrets.randbits(31),
             }
             candidate.ask(construct, "building ModelNew")
-            if self._code is not None and self._config.protocol == "hardened":
+            if candidate.code is not None and self._config.protocol == "hardened":
                 own = str(scratch / "extension.so")
-                self._code.spring(own, lambda message: candidate.ask(message, "building ModelNew"))
+                candidate.code.spring(own, lambda message: candidate.ask(message, "building ModelNew"))
                 if self.shares is not None:
-                    self.shares.code_is_fixed = self._code.holds
+                    self.shares.code_is_fixed = candidate.code.holds
 
     def _share_arena(self) -> None:
         facts, layout = self._oracle.facts, self._oracle.layout

@@ -88,7 +88,7 @@ class Loaded:
         path.write_text(text + CLASS)
         self._context = workers.pair()
         self.pair = self._context.__enter__()
-        self._side = CandidateSide(self.pair.candidate, 20, "paper")
+        self._side = CandidateSide(self.pair.candidate, 20, "paper", code=self.pair.code)
         message = {"op": "load", "protocol": "paper", "extension_module": "", "shared_object": "", "interface": ""}
         self._side.ask(message | {"model_new": str(path)}, "loading")
         self.call("")
