@@ -16,6 +16,8 @@ from sandbox.types import Candidate
 
 __all__ = ["ALLOWED_ATEN", "ALLOWED_IMPORTS", "check_kernels", "check_source", "check_symbols"]
 
+_MAX_REASONS = 8
+
 
 def check_source(skill: Skill, candidate: Candidate) -> str | None:
     """A refusal that says where and why, or None. Never runs or compiles anything."""
@@ -32,7 +34,8 @@ def check_kernels(skill: Skill, candidate: Candidate) -> str | None:
     a source could otherwise read the host's files through an include or an assembler directive."""
     kernels = {path: text for path, text in candidate.files.items() if path.startswith("kernels/")}
     if not any(path.endswith(rules_of(skill).needed) for path in kernels):
-        reasons = "".join(f"; {path} {reason}" for path, reason in candidate.omitted.items() if path != "model_new.py")
+        omitted = [f"; {path} {reason}" for path, reason in candidate.omitted.items() if path != "model_new.py"]
+        reasons = "".join(omitted[:_MAX_REASONS])
         needed = rules_of(skill).needed[0]
         return _refusal(f"kernels/ holds no {needed} file; the work has to be done by kernels of your own{reasons}")
     for path, text in sorted(kernels.items()):

@@ -20,12 +20,14 @@ import struct
 from typing import Literal
 
 _X86_64, _AARCH64 = 0xC000003E, 0xC00000B7
-_KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+_KILL, _ERRNO, _ASK, _ALLOW = 0x80000000, 0x00050000, 0x7FC00000, 0x7FFF0000
 _EPERM, _ENOSYS = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _X32_BIT = 0x40000000
 _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
+_SECCOMP, _SET_MODE_FILTER, _NEW_LISTENER = {"x86_64": 317, "aarch64": 277}, 1, 8
+_PROT_EXEC = 4
 _CLONE_THREAD = 0x00010000
 _CLONE_NAMESPACES = 0x7E020080  # user, pid, network, ipc, uts, cgroup, mount, time
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -100,6 +102,7 @@ _FAILS = {
     "personality": (135, 92),
     "memfd_create": (319, 279),
     "shmget": (29, 194),
+    "shmat": (30, 196),
     "msgget": (68, 186),
     "semget": (64, 190),
     "mq_open": (240, 180),
@@ -125,6 +128,12 @@ _FAILS = {
     "creat": (85, None),
     "openat2": (437, 437),  # its flags lie in memory, where a filter cannot look
 }
+_MMAP, _MAP_ANONYMOUS = (9, 222), 0x20
+_MAKES_EXECUTABLE = {"mprotect": (10, 226), "pkey_mprotect": (329, 288)}
+"""By their third argument, as mmap."""
+_ENDS_A_DESCRIPTOR = [(0, (3, 57)), (1, (33, None)), (1, (292, 24))]
+"""close, dup2 and dup3, and which argument says so."""
+_CLOSE_RANGE = 436
 _CLONE, _CLONE3, _OPEN, _OPENAT = (56, 220), (435, 435), (2, None), (257, 56)
 _TGKILL, _PRCTL = (234, 131), (157, 167)
 _PR_SET_DUMPABLE = 4
@@ -141,13 +150,52 @@ def restrict(whose: Whose) -> bool:
     code = program(whose)
     if code is None:
         return False
-    buffer = ctypes.create_string_buffer(code, len(code))
-    header = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
+    header, _buffer = _header(code)
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.c_char_p(header), 0, 0) != 0:
+    if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, header, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"seccomp: {os.strerror(number)}")
     return True
+
+
+def ask_before_executable(free: int) -> int | None:
+    """From here on whoever holds the descriptor that is returned says whether memory of this process may become
+    executable (sandbox.judge.code_gate); None where the kernel has no such filters.
+
+    `free`: a descriptor that may be mapped as code without asking, and that stays what it is.
+    """
+    number = _SECCOMP.get(platform.machine())
+    if number is None:
+        return None
+    column = 0 if platform.machine() == "x86_64" else 1
+    lines = [_line(_LOAD, _NUMBER_AT), *_mapped_as_code(_MMAP[column], free)]
+    for numbers in _MAKES_EXECUTABLE.values():
+        lines += _when_argument(numbers[column], 2, _ANY_BIT, _PROT_EXEC, action=_ASK)
+    for argument, numbers in _ENDS_A_DESCRIPTOR:
+        lines += _when_argument(numbers[column], argument, _EQUAL, free, action=_EPERM)
+    lines += _when(_EQUAL, _CLOSE_RANGE, action=_EPERM)
+    header, _buffer = _header(b"".join([*lines, _line(_RETURN, _ALLOW)]))
+    libc = ctypes.CDLL(None, use_errno=True)
+    listener = libc.syscall(number, _SET_MODE_FILTER, _NEW_LISTENER, header)
+    return listener if listener >= 0 else None
+
+
+def _mapped_as_code(mmap: int, free: int) -> list[bytes]:
+    inner = [
+        _line(_LOAD, _ARGUMENTS_AT + 8 * 4),
+        *_when(_EQUAL, free, negate=True, action=_ASK),
+        _line(_LOAD, _ARGUMENTS_AT + 8 * 3),
+        *_when(_ANY_BIT, _MAP_ANONYMOUS, action=_ASK),
+        _line(_RETURN, _ALLOW),
+    ]
+    asked = [_line(_LOAD, _ARGUMENTS_AT + 8 * 2), _line(_ANY_BIT, _PROT_EXEC, 0, len(inner)), *inner]
+    return [_line(_EQUAL, mmap, 0, len(asked) + 1), *asked, _line(_LOAD, _NUMBER_AT)]
+
+
+def _header(code: bytes) -> tuple[ctypes.c_char_p, object]:
+    """What the kernel takes a filter from, and what has to live until it has."""
+    buffer = ctypes.create_string_buffer(code, len(code))
+    return ctypes.c_char_p(struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))), buffer
 
 
 def program(whose: Whose) -> bytes | None:

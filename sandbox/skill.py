@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 import stat
@@ -22,6 +23,8 @@ EXTENSION_MODULES = {
 """Name of the module that model_new.py imports, by skill."""
 MAX_FILE_BYTES = 256 * 1024
 MAX_KERNEL_FILES = 32
+MAX_ENTRIES = 1000
+"""Of kernels/, whatever they are: no folder is listed for minutes, and no reason is given a million times."""
 KERNEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(cpp|cc|cxx|h|hpp|cu|cuh)")
 
 
@@ -143,9 +146,13 @@ def _collect_kernels(root: int, files: dict[str, str], omitted: dict[str, str]) 
         omitted["kernels"] = f"is no plain folder ({error.strerror})"
         return
     try:
-        names = sorted(os.listdir(kernels))
+        with os.scandir(kernels) as entries:
+            names = [entry.name for entry in itertools.islice(entries, MAX_ENTRIES + 1)]
+        if len(names) > MAX_ENTRIES:
+            omitted["kernels"] = f"holds more than {MAX_ENTRIES} entries"
+            return
         taken = 0
-        for name in names:
+        for name in sorted(names):
             if not KERNEL_NAME.fullmatch(name):
                 if not name.startswith("."):
                     omitted[f"kernels/{name}"[:200]] = "is no kernel source: .cpp .cc .cxx .h .hpp .cu .cuh"

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from sandbox.judge.arena import MemoryAccessError, read_memory, span_bytes
+from sandbox.judge.code_trap import CodeTrap
 from sandbox.judge.described import checked_outputs
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.rejection import RejectedError, rejection_for
@@ -35,6 +36,8 @@ class CandidateSide:
     timeout_s: float
     protocol: str
     device: str = "cpu"
+    code: CodeTrap | None = None
+    """What its process can run; None on a GPU."""
     used_s: float = 0.0
     device_ms: list[float] = field(default_factory=list)
     """What the device's events said to the last batch, call by call."""
@@ -52,6 +55,12 @@ class CandidateSide:
         return reply
 
     def rejection(self, error: WorkerError, phase: str) -> RejectedError:
+        if self.code is not None and self.code.was_asked_for_more:
+            return RejectedError(
+                Outcome.REFUSED,
+                f"{phase}: the process asked for memory that can be executed, once ModelNew was built; all code of a "
+                "candidate is in the shared object that was compiled of kernels/",
+            )
         return rejection_for(error, phase, timeout_s=self.timeout_s, device=self.device, observed=self.observed)
 
     def prepare(self, oracle: OracleSide, slots: list[int], *, observe: bool) -> None:

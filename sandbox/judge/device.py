@@ -114,7 +114,9 @@ class DeviceJudge:
             last.enter_context(self._turns.work.shared())
             scratch = stack.enter_context(self._scratch(candidate, artifact, pair.uid))
             oracle = OracleSide(pair.oracle, task, self._spec.kind, has_room=self._has_room(pair.facts))
-            side = CandidateSide(pair.candidate, self._config.timeout_s, self._config.protocol, self._spec.kind)
+            side = CandidateSide(
+                pair.candidate, self._config.timeout_s, self._config.protocol, self._spec.kind, pair.code
+            )
             if self._config.protocol == "hardened":
                 side.observed = refuse_observed
             run = Run(self._config, oracle, side, phases, self._turns.work)

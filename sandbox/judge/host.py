@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
+import os
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -12,6 +14,7 @@ import torch
 from sandbox.judge.placement import address_of, leaf_of
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_PERTURB = -3, -1, -2, -6
+_MAP_FIXED = 0x10
 _POISON = 0x80
 """glibc fills new blocks with its complement 0x7f: 3.4e38 as float32, so memory read before it is written shows."""
 
@@ -114,10 +117,27 @@ def settle_allocator() -> None:
     _MALLOPT(_M_TOP_PAD, 64 << 20)
 
 
+def replace_code(ranges: list[list[int]], fd: int, num_bytes: int) -> None:
+    """Maps the first `num_bytes` of a file as code over each range of addresses, as often as it takes."""
+    for start, end in ranges:
+        for place in range(start, end, num_bytes):
+            length = min(num_bytes, end - place)
+            if _MMAP(place, length, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE | _MAP_FIXED, fd, 0) != place:
+                number = ctypes.get_errno()
+                raise OSError(number, f"code at {place:#x} cannot be replaced: {os.strerror(number)}")
+
+
+def _mmap() -> Callable[[int, int, int, int, int, int], int]:
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    function.restype = ctypes.c_void_p
+    return function
+
+
 def _mallopt() -> Callable[[int, int], int]:
     function = ctypes.CDLL(None).mallopt
     function.argtypes, function.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
     return function
 
 
-_MALLOPT = _mallopt()
+_MALLOPT, _MMAP = _mallopt(), _mmap()

@@ -100,6 +100,12 @@ def _of_its_end(error: WorkerDiedError, phase: str, device: str) -> RejectedErro
             f"{phase}: the process made a system call that no kernel needs (processes, sockets, signals, other "
             f"processes' memory) and was killed\n{error.stderr.strip()}".rstrip(),
         )
+    if "SIGTRAP" in error.reason and device == "cpu":
+        return RejectedError(
+            Outcome.REFUSED,
+            f"{phase}: a kernel called a function of torch's libraries that computes, or generated code; these are "
+            "gone once ModelNew is built, do all of the work in kernels of your own",
+        )
     text = (
         f"{phase}: the process was {error.reason}"
         if error.reason.startswith("killed")

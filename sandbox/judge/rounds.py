@@ -38,8 +38,9 @@ _OBSERVED_CALLS, _OBSERVED_S, _OBSERVED_BYTES = 5, 0.5, 256 << 20
 where a batch is one or two calls."""
 _SLOW_S, _WATCHED_WHEN_SLOW = 0.05, 3
 """Of calls that take longer than that, so many rounds are watched, otherwise all."""
-_WATCHED_BATCHES, _MORE_WATCHED = 3, 20
-"""At most in a round; and as often again afterwards where it is not clear whose work it is."""
+_WATCHED_BATCHES, _MORE_WATCHED, _MORE_WHEN_FEW = 3, 20, 4
+"""At most in a round; and as often again afterwards where it looks like somebody else's work, or where there are few
+samples and nothing else is to be said."""
 _CLOCKS_AGREE, _CLOCK_SLACK_MS = 0.8, 0.03
 """Events and the supervisor's clock may differ by so much, and by what a round trip varies."""
 
@@ -185,10 +186,22 @@ class Rounds:
                 return
 
     def _decide_whose_work(self, candidate: timing.Contender, shares: Shares) -> None:
-        for _ in range(_MORE_WATCHED):
-            if not shares.is_undecided(self._config.own_share_floor, min(candidate.series.values_ms)):
+        """Raises RejectedError, to be judged once more, where it stays undecided and is suspect."""
+        floor, call_ms = self._config.own_share_floor, min(candidate.series.values_ms)
+        if not floor or self._config.protocol != "hardened":
+            return
+        for tries in range(_MORE_WATCHED):
+            goes_on = shares.is_undecided if tries < _MORE_WHEN_FEW else shares.is_suspect
+            if not goes_on(floor, call_ms):
                 return
             self._watched_batches(candidate, shares, WANTED)
+        if shares.is_suspect(floor, call_ms):
+            raise RejectedError(
+                Outcome.REFUSED,
+                "what runs in ModelNew.forward looks like torch's libraries, and it is seen too seldom to be sure; do "
+                "the work in kernels/, without waiting",
+                device_trouble=True,
+            )
 
     def _contender(self) -> timing.Contender:
         side, oracle = self._candidate, self._oracle

@@ -96,6 +96,11 @@ class Run:
                 "seed": secrets.randbits(31),
             }
             candidate.ask(construct, "building ModelNew")
+            if candidate.code is not None and self._config.protocol == "hardened":
+                own = str(scratch / "extension.so")
+                candidate.code.spring(own, lambda message: candidate.ask(message, "building ModelNew"))
+                if self.shares is not None:
+                    self.shares.code_is_fixed = candidate.code.holds
 
     def _share_arena(self) -> None:
         facts, layout = self._oracle.facts, self._oracle.layout

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
+import os
 import sys
 import traceback
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from sandbox import seccomp
 from sandbox.bindings import load_module
 from sandbox.judge.channel import Channel
-from sandbox.judge.host import settle_allocator
+from sandbox.judge.host import replace_code, settle_allocator
 from sandbox.judge.lookups import guarded_builtins
 from sandbox.judge.observe import BlockedFunctional, OperatorRecord, TamperRecord
 from sandbox.judge.oplock import ForeignOperatorError, OperatorLock
@@ -43,14 +44,27 @@ class CandidateServer(ModelServer):
         self._instance: torch.nn.Module | None = None
         self._parameters: list[torch.Tensor] = []
         self._protocol = "hardened"
+        self._listener: int | None = None
+        self._traps = -1
         self._operators = OperatorRecord()
         self._tampering = TamperRecord()
         # what a CUDA context needs is not known well enough to filter it, and a GPU's batches run torch's own fills
         self._lock = OperatorLock() if placement.kind == "cpu" else None
 
+    def do_start(self, message: dict[str, Any]) -> dict[str, Any]:
+        """As every worker, but on a CPU a file of traps comes along. `gate`: the supervisor takes the descriptor that
+        is told, and answers for code from then on."""
+        for traps in self._channel.take_fds():
+            self._traps = traps
+            if message["gate"]:
+                self._listener = seccomp.ask_before_executable(traps)
+        return super().do_start(message) | {"listener": self._listener}
+
     def do_load(self, message: dict[str, Any]) -> dict[str, Any]:
         """Loads the extension module, then model_new.py."""
         self._protocol = message["protocol"]
+        if self._listener is not None:
+            os.close(self._listener)  # the supervisor has it; from here on it is nobody's business in this process
         if message["shared_object"]:
             sys.modules[message["extension_module"]] = load_module(
                 message["extension_module"], message["shared_object"], message["interface"]
@@ -91,6 +105,11 @@ class CandidateServer(ModelServer):
         gc.collect()
         gc.freeze()
         return self.observations()
+
+    def do_replace_code(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Puts traps, a file of `num_bytes`, in the place of ranges of code."""
+        replace_code(message["ranges"], self._traps, message["num_bytes"])
+        return {}
 
     def do_weights(self, message: dict[str, Any]) -> dict[str, Any]:
         """New weights into the same tensors, as an optimizer would write them."""

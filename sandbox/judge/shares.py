@@ -4,20 +4,20 @@ Symbols and operators say what a candidate may call by name. What it does call i
 stopped at random moments of a batch, and for every thread that was running the kernel tells where its program counter
 stood. The process notices nothing but the time that has passed.
 
-Torch's libraries also allocate and copy, which a candidate may ask for. So their functions are told apart by name: what
-computes (BLAS, convolutions, elementwise kernels) is nobody's business, and neither is code that no file holds, as
-oneDNN and MKL generate it.
+What computes in torch's libraries (libraries.py) is nobody's business, and neither is code that no file holds, as
+oneDNN and MKL generate it. Here it is told whoever comes to it and however; code_trap.py takes most of it away.
 """
 
 from __future__ import annotations
 
+import bisect
 import os
 import random
-import re
 import time
 from collections import Counter
 from typing import Any
 
+from sandbox.judge import libraries
 from sandbox.judge.code_names import code_names
 from sandbox.judge.worker import Worker
 
@@ -27,19 +27,8 @@ _LOOKS = 40
 """In one batch, at most."""
 _FEW, WANTED = 24, 54
 """Samples in which something was computed: with fewer nothing is refused, more are not looked for."""
-_RUNTIMES = re.compile(r"(libc|libm|libmvec|libgcc_s|libstdc\+\+|libpthread|ld-linux[^/]*)[.-][^/]*$|\[vdso\]")
-_WAITING = re.compile(r"/libgomp[^/]*$")
-"""Threads without work turn in circles there; what they compute lies elsewhere."""
-_NO_FILES = ("[heap]", "[stack]", "[anon", "/memfd:", "/dev/zero")
-_TORCH = re.compile(r"/libtorch_cpu|libmkl|libdnnl|libopenblas|/numpy")
-"""What can compute; libtorch_python and libc10 are overhead, as Python is."""
-_ONLY_COMPUTES = re.compile(r"/lib(mkl|dnnl|openblas)")
-_COMPUTES = re.compile(
-    r"^_?mkl_(?!serv)|^(cblas|nnp|xnn|dnnl)_|^[sdcz]gem[mv]|4dnnl|7qnnpack|11arm_compute|Sleef_"
-    r"|6fbgemm(?!\w*(Float|transpose))|2at6native(6AVX512|4AVX2|7DEFAULT|\d+SVE|7cpublas)(?!.*(copy|fill|zero))",
-    re.IGNORECASE,
-)
-"""Names, as the linker knows them, of functions that no allocation, view or copy comes to."""
+_BUSY_ELSEWHERE = 4 * WANTED
+"""Samples of threads that do not wait, Python's among them, after which those of computing are as many as they get."""
 _FEW_FOREIGN, _FOREIGN_SHARE = 4, 0.03
 """Samples of foreign computing, and their share of all computing, from which on it is refused."""
 _OVERHEAD_MS = 0.1
@@ -54,6 +43,9 @@ class Shares:
         """`own`: path of the candidate's shared object."""
         self._own = os.path.realpath(own)
         self._counts: Counter[str] = Counter()
+        self._owners: _Owners | None = None
+        self.code_is_fixed = False
+        """Nothing that the process can run is mapped any more, so its map needs to be read once."""
 
     @property
     def num_computing(self) -> int:
@@ -84,9 +76,21 @@ class Shares:
         return self.num_computing >= _FEW and self._looks_like_torchs(floor, call_ms)
 
     def is_undecided(self, floor: float, call_ms: float) -> bool:
-        """Whether it looks like torch's work so far, in too few samples to say so: on a busy machine most find threads
-        that wait."""
-        return self.num_computing < _FEW and self._looks_like_torchs(floor, call_ms)
+        """Whether there are too few samples to say whose work it is. A machine that others keep busy wakes the
+        supervisor late, when a batch is over; what it has seen until then may be anybody's."""
+        if self.is_suspect(floor, call_ms):
+            return True
+        few = self.num_computing < WANTED and self._num_running < _BUSY_ELSEWHERE
+        return few and call_ms > _OVERHEAD_MS
+
+    def is_suspect(self, floor: float, call_ms: float) -> bool:
+        """Whether it looks like foreign work, or all like torch's, in too few samples to say so."""
+        some_foreign = 0 < self._num_foreign < _FEW_FOREIGN and self.of_foreign > _FOREIGN_SHARE
+        return some_foreign or self.num_computing < _FEW and self._looks_like_torchs(floor, call_ms)
+
+    @property
+    def _num_running(self) -> int:
+        return sum(count for owner, count in self._counts.items() if owner != "waiting")
 
     def _looks_like_torchs(self, floor: float, call_ms: float) -> bool:
         return 1 - self.of_torch < floor and self.of_torch * call_ms > _OVERHEAD_MS
@@ -98,7 +102,9 @@ class Shares:
     def watch(self, worker: Worker, until_s: float, goal: int) -> None:
         """Looks at a worker that has been told to go and resumed, until its answer is there, time is up, or
         `num_computing` has reached the goal."""
-        owners = _Owners(worker.pid, self._own)
+        if self._owners is None or not self.code_is_fixed:
+            self._owners = _Owners(worker.pid, self._own)
+        owners = self._owners
         deadline = time.monotonic() + until_s
         for _ in range(_LOOKS):
             if self.num_computing >= goal or worker.channel.has_message() or time.monotonic() > deadline:
@@ -133,9 +139,10 @@ class _Owners:
 
     def of(self, address: int) -> str:
         for _ in range(2):
-            for start, end, owner, path, offset in self._ranges:
-                if start <= address < end:
-                    return self._part_of_torch(path, address - start + offset) if owner == "torch" else owner
+            index = bisect.bisect_right(self._ranges, address, key=lambda each: each[0]) - 1
+            if index >= 0 and address < self._ranges[index][1]:
+                start, _, owner, path, offset = self._ranges[index]
+                return self._part_of_torch(path, address - start + offset) if owner == "torch" else owner
             self._read()
         return "elsewhere"
 
@@ -150,22 +157,22 @@ class _Owners:
                     self._ranges.append((int(start, 16), int(end, 16), self._owner(path), path, int(fields[2], 16)))
 
     def _part_of_torch(self, path: str, offset: int) -> str:
-        if _ONLY_COMPUTES.search(path):
+        if libraries.ONLY_COMPUTES.search(path):
             return "computing"
         try:
-            return "computing" if _COMPUTES.search(code_names(path).at(offset)) else "torch"
+            return "computing" if libraries.COMPUTES.search(code_names(path).at(offset)) else "torch"
         except (OSError, ValueError):
             return "torch"
 
     def _owner(self, path: str) -> str:
         if path == self._own:
             return "own"
-        if not path or path.startswith(_NO_FILES) or path.endswith(" (deleted)"):
+        if libraries.has_no_file(path):
             return "generated"
-        if _WAITING.search(path):
+        if libraries.WAITING.search(path):
             return "waiting"
-        if _TORCH.search(path):
+        if libraries.TORCH.search(path):
             return "torch"
-        if _RUNTIMES.search(path):
+        if libraries.RUNTIMES.search(path):
             return "runtimes"
         return "python" if "python" in path or "/torch/" in path else "elsewhere"

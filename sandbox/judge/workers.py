@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandbox.config import JudgeConfig
+from sandbox.judge import code_trap
+from sandbox.judge.code_gate import CodeGate
+from sandbox.judge.code_trap import CodeTrap
 from sandbox.judge.hygiene import Bounds, free_uid
 from sandbox.judge.spec import DeviceSpec
 from sandbox.judge.worker import Worker, WorkerError
@@ -37,6 +40,8 @@ class Pair:
     """What they said about the device: gpu.CudaPlacement.start."""
     uid: int | None
     """The candidate's user, None where the judge may not change users."""
+    code: CodeTrap | None
+    """On a CPU, what the candidate can run."""
     stack: contextlib.ExitStack
     """Ends both."""
 
@@ -55,6 +60,9 @@ class Workers:
         self._spec = spec
         self._cache_dir = config.baseline_dir.expanduser()
         self._zygote = self._make_zygote("judge")
+        self._has_traps = spec.kind == "cpu" and code_trap.trap_file() >= 0
+        if self._has_traps:
+            threading.Thread(target=code_trap.look_up_ahead, daemon=True).start()
         self._compile_zygote: Zygote | None = None
         self._starting = threading.Lock()
         self.tells_apart = os.geteuid() == 0
@@ -128,12 +136,16 @@ class Workers:
             worker = self._fork(stack, zygote, "oracle", self._oracle_bounds())
             yield worker, self.start([worker])
 
-    def start(self, workers: list[Worker]) -> dict[str, Any]:
-        """Has new workers start the device, side by side; facts about it. Raises DeviceError."""
+    def start(self, workers: list[Worker], candidate: Worker | None = None) -> dict[str, Any]:
+        """Has new workers start the device, side by side; facts about it. Raises DeviceError.
+
+        `candidate`: that of them which gets traps.
+        """
         facts: dict[str, Any] = {}
         try:
             for worker in workers:
-                worker.send({"op": "start"})
+                traps = [code_trap.trap_file()] if self._has_traps and worker is candidate else None
+                worker.send({"op": "start", "gate": traps is not None and CodeGate.is_possible()}, fds=traps)
             for worker in workers:
                 facts = worker.receive(deadline=time.monotonic() + _START_TIMEOUT_S)
         except WorkerError as error:
@@ -163,9 +175,15 @@ class Workers:
             uid = stack.enter_context(self.user())
             oracle = self._fork(stack, self._zygote, "oracle", self._oracle_bounds())
             candidate = self._fork(stack, self._zygote, "runner", self._candidate_bounds(uid))
-            facts = self.start([oracle, candidate])
+            facts = self.start([oracle, candidate], candidate)
+            code = self._code_of(candidate, facts.pop("listener", None))
             self._attend_to(oracle, candidate)
-            return Pair(oracle, candidate, facts, uid, stack.pop_all())
+            return Pair(oracle, candidate, facts, uid, code, stack.pop_all())
+
+    def _code_of(self, candidate: Worker, listener: int | None) -> CodeTrap | None:
+        if not self._has_traps:
+            return None
+        return CodeTrap(candidate, CodeGate.of(candidate.pid, listener))
 
     def _fork(self, stack: contextlib.ExitStack, zygote: Zygote, role: str, bounds: Bounds) -> Worker:
         """A bystander, dead when the stack is closed."""

@@ -40,6 +40,7 @@ from sandbox.types import SandboxUnavailableError
 PREFIX = "#include <torch/types.h>\n#include <torch/csrc/utils/pybind.h>\n"
 PREPARE_TIMEOUT_S = 600.0
 KEPT_TOOLCHAINS = 2
+_HEADER_BYTES = 2 << 30
 _OWN_FLAGS = ["-fvisibility=hidden", "-Wno-psabi"]
 _PYTHON = re.compile(r"_?Py")
 """The interpreter that imports the module provides these; it need not exist as a library."""
@@ -156,7 +157,9 @@ class AgentToolchain:
                 ["-x", "c++-header", "prefix.h", "-o", "prefix.h.gch"],
                 ["-include", "./prefix.h", "-c", "binding.cpp", "-o", "binding.o"],
             ):
-                ran = run_limited([*flags, *arguments], cwd=scratch, timeout_s=PREPARE_TIMEOUT_S)
+                ran = run_limited(
+                    [*flags, *arguments], cwd=scratch, timeout_s=PREPARE_TIMEOUT_S, max_file_bytes=_HEADER_BYTES
+                )
                 if ran.exit_code != 0:
                     raise SandboxUnavailableError(
                         "torch's headers could not be precompiled: "

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_OUTPUT_BYTES = 512 * 1024
-_MEMORY_KIB = 8 * 1024 * 1024
-_FILE_KIB = 2 * 1024 * 1024
+_MEMORY_KIB = min(8 << 20, max(2 << 20, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 >> 10))
+"""A quarter of a small machine: sources compile side by side, and what one of them needs is a twentieth of that."""
+_MAX_FILE_BYTES = 256 << 20
+"""Of what candidates make; what is larger is refused anyway, and one has up to thirty sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +23,15 @@ class Ran:
     output: str
 
 
-def run_limited(command: list[str], *, cwd: Path, timeout_s: float) -> Ran:
+def run_limited(command: list[str], *, cwd: Path, timeout_s: float, max_file_bytes: int = _MAX_FILE_BYTES) -> Ran:
     """Runs `command` in `cwd` with bounded time, address space and file size; stdout and stderr are one text.
 
     The command is a session of its own, so that cc1plus, as and ld die with it. Raises OSError only where a process
     cannot be started at all.
     """
-    limits = f'ulimit -c 0; ulimit -t {int(timeout_s) + 5}; ulimit -v {_MEMORY_KIB}; ulimit -f {_FILE_KIB}; exec "$@"'
+    first_to_go = "{ echo 1000 > /proc/self/oom_score_adj; } 2>/dev/null"  # rather than who trains on this machine
+    bounds = {"c": 0, "t": int(timeout_s) + 5, "v": _MEMORY_KIB, "f": max_file_bytes >> 10}
+    limits = "; ".join([first_to_go, *(f"ulimit -{name} {value}" for name, value in bounds.items()), 'exec "$@"'])
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": str(cwd), "TMPDIR": str(cwd)}
     with open(cwd / f"output.{os.urandom(6).hex()}", "w+b") as output:
         process = subprocess.Popen(

@@ -14,6 +14,7 @@ from sandbox.cache import ContentCache
 from sandbox.compile import CompileService
 from sandbox.config import CompileConfig
 from sandbox.toolchains import cpp
+from sandbox.toolchains import process as compiler_process
 from sandbox.toolchains.process import run_limited
 from sandbox.types import Candidate, SandboxUnavailableError
 
@@ -138,6 +139,39 @@ def test_a_process_tree_dies_at_its_time_limit(tmp_path):
     ran = run_limited(["/bin/bash", "-c", "sleep 60 & sleep 60"], cwd=tmp_path, timeout_s=0.3)
     assert ran.exit_code is None
     assert compilers_running(tmp_path) == []
+
+
+ENDLESS = """
+template <int N, long M> struct Tree { enum { value = Tree<N - 1, 2 * M>::value + Tree<N - 1, 2 * M + 1>::value }; };
+template <long M> struct Tree<0, M> { enum { value = 1 }; };
+extern "C" void twice(long* y) { *y = Tree<60, 0>::value; }
+"""
+LAUGHS = "\n".join(
+    ["#define L0 1,1,1,1,1,1,1,1,1,1,"]
+    + [f"#define L{n} " + f"L{n - 1} " * 10 for n in range(1, 9)]
+    + ["static const int laughs[] = { L8 };", 'extern "C" void twice(int* y) { *y = laughs[*y]; }']
+)
+
+
+def test_instantiations_without_end_are_stopped_at_the_time_limit(tmp_path):
+    result = service(tmp_path, timeout_s=1.5).compile("cpp", kernels(a=ENDLESS, b=ENDLESS))
+    assert result.artifact is None and "took longer than 1.5 s" in result.message
+    assert compilers_running(tmp_path) == [] and list((tmp_path / "build").iterdir()) == []
+
+
+def test_a_compiler_that_eats_memory_ends_at_its_limit_as_the_candidates_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler_process, "_MEMORY_KIB", 512 << 10)
+    compiles = service(tmp_path, timeout_s=60)
+    result = compiles.compile("cpp", kernels(k=LAUGHS))
+    assert result.artifact is None and "memory" in result.message and result.seconds < 30
+    assert compiles.compile("cpp", kernels(k=KERNEL)).artifact is not None
+
+
+def test_files_that_a_compile_writes_are_bounded_and_the_compiler_goes_first_where_memory_is_short(tmp_path):
+    fill = ["/bin/bash", "-c", "cat /proc/self/oom_score_adj; head -c 20000000 /dev/zero > large"]
+    ran = run_limited(fill, cwd=tmp_path, timeout_s=10, max_file_bytes=1 << 20)
+    assert ran.exit_code != 0 and ran.output.startswith("1000\n")
+    assert (tmp_path / "large").stat().st_size == 1 << 20
 
 
 def test_a_missing_compiler_is_our_trouble(tmp_path, monkeypatch):

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from sandbox.judge.code_names import code_names
-from sandbox.judge.shares import _COMPUTES, Shares, _Owners, running_at
+from sandbox.judge.libraries import COMPUTES
+from sandbox.judge.shares import Shares, _Owners, running_at
 
 BUSY = {
     "math": ("import math\nx = 0.5\nwhile True: sum(map(math.lgamma, [x] * 1000))", {"runtimes", "python"}),
@@ -62,6 +63,26 @@ def test_refusal_needs_samples_a_floor_and_more_than_overhead() -> None:
     shares._counts.update({"own": 4})
     assert not shares.is_torchs_work(0.05, 1.0) and shares.is_torchs_work(0.1, 1.0)
     assert shares.to_json()["own"] == pytest.approx(4 / 1063)
+
+
+def test_few_samples_are_no_acquittal() -> None:
+    """On a busy machine a kernel that lets BLAS do a third of the work was seen seven times, twice in BLAS."""
+    shares = Shares("/own.so")
+    shares._counts.update({"own": 5, "computing": 2, "waiting": 90})
+    assert not shares.is_foreign_work() and shares.is_undecided(0.05, 1.0) and shares.is_suspect(0.05, 1.0)
+    shares._counts.update({"own": 100})
+    assert not shares.is_undecided(0.05, 1.0)  # two of 107 are few enough to be an accident
+    shares._counts.update({"computing": 3})
+    assert shares.is_foreign_work()
+
+
+def test_honest_kernels_are_looked_at_until_enough_was_seen_and_never_suspected() -> None:
+    shares = Shares("/own.so")
+    shares._counts.update({"own": 20, "python": 10})
+    assert shares.is_undecided(0.05, 1.0) and not shares.is_suspect(0.05, 1.0)
+    assert not shares.is_undecided(0.05, 0.05)  # all of its time is less than what torch may take
+    shares._counts.update({"python": 200})
+    assert not shares.is_undecided(0.05, 1.0)  # it computes seldom, and that is all there is to be seen
 
 
 def test_libraries_are_known_by_their_paths() -> None:
@@ -111,13 +132,15 @@ def test_a_part_of_foreign_work_is_enough():
         ("_ZN2at6native6AVX51218direct_copy_kernelERNS_18TensorIteratorBaseE", False),
         ("_ZN2at6native6AVX51211fill_kernelERNS_14TensorIteratorERKN3c106ScalarE", False),
         ("_ZN6fbgemm23FloatToFloat16_avx512EPKfPtmb", False),
+        ("_ZN6fbgemm22fbgemmHasAvx512SupportEv", False),
         ("mkl_serv_malloc", False),
+        ("MKL_Set_Num_Threads_Local", False),
         ("_ZN2at5emptyEN3c108ArrayRefIlEE", False),
         ("", False),
     ],
 )
 def test_functions_of_torch_that_compute_are_known_by_name(name: str, computes: bool) -> None:
-    assert bool(_COMPUTES.search(name)) is computes
+    assert bool(COMPUTES.search(name)) is computes
 
 
 def test_functions_of_a_library_are_found_by_their_place_in_the_file() -> None:

@@ -8,6 +8,7 @@ import pytest
 from sandbox.guard import check_source
 from sandbox.skill import (
     EXTENSION_MODULES,
+    MAX_ENTRIES,
     MAX_FILE_BYTES,
     MAX_KERNEL_FILES,
     SkillError,
@@ -125,6 +126,16 @@ def test_the_number_of_kernel_files_is_bounded(tmp_path):
         (tmp_path / f"kernels/k{index:03d}.cpp").write_text("x")
     candidate = collect_candidate(tmp_path)
     assert len(candidate.files) == MAX_KERNEL_FILES and len(candidate.omitted) == 2
+
+
+def test_a_folder_of_too_many_entries_holds_no_kernels_and_says_so_once(tmp_path):
+    (tmp_path / "kernels").mkdir()
+    for index in range(MAX_ENTRIES + 1):
+        (tmp_path / f"kernels/k{index:04d}.cpp").touch()
+    candidate = collect_candidate(tmp_path)
+    assert candidate.files == {} and candidate.omitted == {"kernels": f"holds more than {MAX_ENTRIES} entries"}
+    (tmp_path / "kernels/k0000.cpp").unlink()
+    assert len(collect_candidate(tmp_path).files) == MAX_KERNEL_FILES
 
 
 def test_a_missing_workdir_is_an_empty_candidate(tmp_path):
