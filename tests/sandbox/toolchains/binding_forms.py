@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 INCLUDES = '#include <torch/types.h>\n{more}#include <torch/csrc/utils/pybind.h>\n#include "../binding_registry.h"\n'
-THIN = INCLUDES.format(more="")
+THIN = INCLUDES.format(more="#include <vector>\n")
 WHOLE = INCLUDES.format(more="#include <pybind11/functional.h>\n")
-"""The second has a header that thin bindings do not stand in for."""
+"""The second has a header that thin bindings do not stand in for; lines count alike."""
 
 FORMS = """
 #include <cmath>
