@@ -75,7 +75,7 @@ class TorchHeaders:
             os.replace(ready, home)
 
     def _drop_old(self, home: Path) -> None:
-        """Keeps the most recently used: each is half a gigabyte. One in use elsewhere is left alone."""
+        """Keeps the most recently used: each is 0.7 GB. One in use elsewhere is left alone."""
         by_use = sorted(home.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         for path in by_use[_KEPT:]:
             with contextlib.suppress(BlockingIOError), self._cache.lock(f"toolchain-{path.name[:2]}", wait=False):

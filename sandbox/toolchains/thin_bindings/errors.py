@@ -14,7 +14,9 @@ _TEXT_ALONE = re.compile(
     r"|lvalue required |too (?:few|many) arguments to function |(?:break|continue) statement not within "
 )
 """Errors that follow from what stands in the file, where they name nothing of the libraries."""
-_UNKNOWN_NAME = re.compile(r"'(?P<name>\w+)' (?:was not declared in this scope|does not name a type)")
+_UNKNOWN_NAME = re.compile(
+    r"'(?P<name>\w+)' (?:was not declared in this scope|(?:in namespace '\w+' )?does not name a |is not a member of ')"
+)
 _UNKNOWN_MEMBER = re.compile(r"'(?:const )?class at::Tensor'\}? has no member named ")
 """Thin bindings have the whole class."""
 

@@ -12,7 +12,7 @@ from sandbox.symbols import check_symbols
 from sandbox.toolchains.thin_bindings.errors import are_of_the_author
 from sandbox.types import Candidate
 
-NAMES = frozenset({"parallel_for", "softmax", "y"})
+NAMES = frozenset({"class_", "softmax", "y"})
 BIND = 'static void bind(pybind11::module& m) {{ m.def("f", &f{more}); }}\nREGISTER_BINDING(f, bind);\n'
 
 
@@ -115,6 +115,9 @@ def test_an_undefined_function_is_named_once_and_files_share_a_helper(compiles):
         ("kernels/a.cpp:4:2: error: expected ';' before '}' token\n    4 | x\n", True),
         ("kernels/a.cpp:4:2: error: 'mine' was not declared in this scope\n", True),
         ("kernels/a.cpp:4:2: error: 'y' was not declared in this scope; did you mean 'x'?\n", False),
+        ("kernels/a.cpp:4:2: error: 'mine' is not a member of 'torch'\n", True),
+        ("kernels/a.cpp:4:2: error: 'softmax' is not a member of 'at'\n", False),
+        ("kernels/a.cpp:4:2: error: 'mine' in namespace 'py' does not name a type\n", True),
         ("kernels/a.cpp:4:2: error: invalid conversion from 'const float*' to 'float*' [-fpermissive]\n", True),
         ("kernels/a.cpp:4:2: error: cannot convert 'at::Tensor' to 'float' in return\n", False),
         ("kernels/a.cpp:4:2: error: 'class_' is not a member of 'py'\nkernels/a.cpp:5:1: error: expected ';'\n", False),
