@@ -15,6 +15,7 @@ setup(
     packages=find_packages(include=["jaxagent*", "rollout*", "sandbox*"]),
     package_data={
         "rollout.prompts": ["*.j2"],
+        "sandbox.toolchains.thin_bindings": ["*.h", "*.cpp"],
         "jaxagent.report": ["templates/*"],
         "jaxagent.synthesis": ["prompts/*.j2"],
     },

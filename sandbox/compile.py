@@ -136,6 +136,6 @@ def _disk_trouble(error: OSError, config: CompileConfig) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"no space left below compile.cache_dir={config.cache_dir}; free some, or point it at a larger disk "
-            f"(it may grow to compile.cache_max_mb={config.cache_max_mb} and 600 MB for precompiled headers)"
+            f"(it may grow to compile.cache_max_mb={config.cache_max_mb} and 800 MB a skill for precompiled headers)"
         )
     return f"compile.cache_dir={config.cache_dir} failed: {error}"

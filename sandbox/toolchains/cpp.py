@@ -47,6 +47,11 @@ _OUR_TROUBLE = re.compile(
 class CandidateCompileError(Exception):
     """The candidate's sources do not compile or link; the message is for their author."""
 
+    def __init__(self, message: str, *, output: str = "") -> None:
+        super().__init__(message)
+        self.output = output
+        """All that compiler or linker said, where the message is trimmed from it."""
+
 
 class CompileTimeoutError(CandidateCompileError):
     """They took too long, which the load of the machine may have caused: reported, never remembered."""
@@ -213,4 +218,5 @@ def raise_for(results: list[Ran], folder: Path, deadline: Deadline) -> None:
             "functions or fewer template instantiations"
         )
     if failed:
-        raise CandidateCompileError(trim_errors("\n".join(ran.output for ran in failed), folder))
+        output = "\n".join(ran.output for ran in failed)
+        raise CandidateCompileError(trim_errors(output, folder), output=output)

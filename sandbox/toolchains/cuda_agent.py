@@ -10,10 +10,11 @@ import re
 from pathlib import Path
 
 from sandbox.cache import ContentCache
-from sandbox.toolchains.cpp import Deadline, compile_sources
-from sandbox.toolchains.cpp_agent import PREFIX, AgentToolchain, torch_root, torch_version
+from sandbox.toolchains.cpp import Deadline
+from sandbox.toolchains.cpp_agent import AgentToolchain
 from sandbox.toolchains.cuda import DEVICE_FLAGS, HOST_FLAGS, compile_cuda
 from sandbox.toolchains.cuda_toolkit import cuda_identity, cuda_libraries, present_arch, toolkit
+from sandbox.toolchains.torch_headers import torch_root, torch_version
 from sandbox.types import SandboxUnavailableError
 
 
@@ -22,7 +23,7 @@ class CudaAgentToolchain(AgentToolchain):
 
     skill = "cuda_agent"
     module = "cuda_extension"
-    prefix = PREFIX + "#include <cuda_runtime.h>\n#include <c10/cuda/CUDAStream.h>\n"
+    device_headers = "#include <cuda_runtime.h>\n#include <c10/cuda/CUDAStream.h>\n"
     torch_libraries = ["torch_python", "torch_cuda", "torch_cpu", "torch", "c10_cuda", "c10"]
 
     def __init__(self, fixed: dict[str, str], cache: ContentCache, arch: str | None) -> None:
@@ -42,12 +43,8 @@ class CudaAgentToolchain(AgentToolchain):
         headers = [*toolkit().own_include, *toolkit().include]
         return [*super().flags(), *(argument for path in headers for argument in ("-isystem", path))]
 
-    def compile_units(
-        self, sources: dict[str, str], binding_flags: list[str], folder: Path, deadline: Deadline
-    ) -> tuple[list[str], str]:
-        kernels, kernel_log = compile_cuda(sources, self.arch(), folder, deadline)
-        bindings, binding_log = compile_sources(sources, binding_flags, folder, deadline)
-        return kernels + bindings, kernel_log + binding_log
+    def compile_kernels(self, sources: dict[str, str], folder: Path, deadline: Deadline) -> tuple[list[str], str]:
+        return compile_cuda(sources, self.arch(), folder, deadline)
 
     def libraries(self) -> list[str]:
         return cuda_libraries()
