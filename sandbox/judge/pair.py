@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 
 from sandbox.judge import timing
+from sandbox.judge.contenders import oracle_contender
 from sandbox.judge.fresh import Slots, make_slots
 from sandbox.judge.oracle_side import OracleSide
 
@@ -17,7 +18,7 @@ _CALM = 1.25
 
 def time_pair(oracle: OracleSide) -> tuple[timing.Series, timing.Series]:
     """Eager and compiled reference in one process, interleaved; the calmest of a few series of rounds."""
-    eager, compiled = (timing.oracle_contender(oracle, name) for name in ("eager", "compile"))
+    eager, compiled = (oracle_contender(oracle, name) for name in ("eager", "compile"))
     slots = make_slots(oracle, None, rounds=_BASELINE_ROUNDS)
     slots.fill_all()
     if oracle.device == "cuda":

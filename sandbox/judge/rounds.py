@@ -21,6 +21,7 @@ from sandbox.config import JudgeConfig
 from sandbox.judge import timing
 from sandbox.judge.arena import MemoryAccessError
 from sandbox.judge.candidate_side import CandidateSide
+from sandbox.judge.contenders import candidate_contender, oracle_contender
 from sandbox.judge.fresh import make_slots
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.rejection import RejectedError
@@ -67,7 +68,7 @@ class Rounds:
         self._mutates = mutates
         self._slots = make_slots(oracle, candidate, rounds=config.timed_rounds)
         self._every = self._slots.every
-        self._eager, self._timed = timing.oracle_contender(oracle, "eager"), self._contender()
+        self._eager, self._timed = oracle_contender(oracle, "eager"), candidate_contender(candidate, oracle)
         self.snapshots: list[tuple[int, list[np.ndarray]]] = []
         """Inputs in the oracle and outputs of timed calls, to be compared in full."""
         self.nodes: list[tuple[int, dict[str, Any]]] = []
@@ -202,33 +203,6 @@ class Rounds:
                 "the work in kernels/, without waiting",
                 device_trouble=True,
             )
-
-    def _contender(self) -> timing.Contender:
-        side, oracle = self._candidate, self._oracle
-
-        def ready(batch: list[int]) -> None:
-            side.worker.resume()
-            side.prepare(oracle, batch, observe=False)
-
-        def ready_blank(num_calls: int) -> None:
-            side.worker.resume()
-            side.prepare_blank(num_calls)
-
-        def go() -> tuple[float, list[float]]:
-            if side.device == "cuda":  # the oracle waits for our word, and its threads with it
-                return side.go("ModelNew.forward, timed"), side.device_ms
-            oracle.worker.stop()
-            try:
-                return side.go("ModelNew.forward, timed"), side.device_ms
-            finally:
-                oracle.worker.resume()
-
-        def after() -> None:
-            side.worker.resume()
-            side.release()
-            side.worker.stop()  # its threads may still spin, and eager is timed next
-
-        return timing.Contender(side.worker, ready, go, after, ready_blank if side.device == "cuda" else None)
 
     def _after_batch(self, batch: list[int], chosen: int, key: int | None) -> None:
         """Reads what was timed, before anything else of the candidate runs. `key`: what the chosen call was given."""

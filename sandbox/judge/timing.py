@@ -22,9 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox.judge.candidate_side import device_times, run_batch
-from sandbox.judge.oracle_side import OracleSide
-from sandbox.judge.worker import Worker, WorkerError
+from sandbox.judge.worker import Worker
 from sandbox.reward import eq1
 from sandbox.types import DeviceError
 
@@ -96,37 +94,6 @@ class Contender:
     warm_s: float = 0.0
     """Seconds a call, as the warm-up's last batch read."""
     num_calls: int = 1
-
-
-def oracle_contender(oracle: OracleSide, model: str) -> Contender:
-    """Eager or compiled reference in the oracle's process."""
-    worker = oracle.worker
-
-    def stop() -> None:
-        if oracle.device == "cpu":  # on a GPU events tell, and all that is ours there waits for our word
-            worker.stop()
-
-    def ready(slots: list[int]) -> None:
-        oracle.ask(oracle.batch(model, slots, observe=False))
-        stop()
-
-    def ready_blank(num_calls: int) -> None:
-        oracle.ask({"op": "prepare", "blank": num_calls, "slots": [], "observe": False})
-        stop()
-
-    def go() -> tuple[float, list[float]]:
-        try:
-            seconds, reply = run_batch(worker, 120.0)
-        except WorkerError as error:
-            raise DeviceError(
-                f"task {oracle.task.task_id}: the reference failed while it was timed: {error}"
-            ) from error
-        return seconds, device_times(reply)
-
-    def after() -> None:
-        oracle.ask({"op": "release"})
-
-    return Contender(worker, ready, go, after, ready_blank if oracle.device == "cuda" else None)
 
 
 def measure_overhead(contender: Contender) -> None:
