@@ -12,6 +12,7 @@ refused. SIGTRAP ends a process that comes to such a page, and nothing is slower
 
 from __future__ import annotations
 
+import bisect
 import fcntl
 import functools
 import importlib.util
@@ -21,6 +22,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -107,17 +109,23 @@ class CodeTrap:
         if mapping.writable or mapping.changed or libraries.ONLY_COMPUTES.search(path) or not self._is_known(path, own):
             yield mapping.start, mapping.end
         elif libraries.TORCH.search(path):
-            for start, end in _computing(path):
-                first = max(mapping.start, mapping.start + start - mapping.offset)
-                last = min(mapping.end, mapping.start + end - mapping.offset)
-                if first < last:
-                    yield first, last
+            yield from _within(mapping, _computing(path))
 
     def _is_known(self, path: str, own: str) -> bool:
         if libraries.has_no_file(path):
             return False
         later = libraries.RUNTIMES, libraries.WAITING, _PYTHONS_OWN
         return path == own or path in self._before or any(each.search(path) for each in later)
+
+
+def _within(mapping: Mapping, ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Addresses of those ranges of a file, in order and apart, that lie in a mapping of it."""
+    shift, past = mapping.start - mapping.offset, mapping.offset + mapping.end - mapping.start
+    index = bisect.bisect_right(ranges, mapping.offset, key=itemgetter(1))  # a process has as many mappings as ranges
+    while index < len(ranges) and ranges[index][0] < past:
+        start, end = ranges[index]
+        yield max(mapping.start, start + shift), min(mapping.end, end + shift)
+        index += 1
 
 
 def executable(pid: int, *, with_changes: bool = False) -> list[Mapping]:
