@@ -9,7 +9,7 @@ first and whoever is timed first would lose.
 
 On a GPU a batch also wipes the cache before every call (sandbox.judge.gpu). The time is then that of the device's
 events, the only clock that is fine enough for kernels of microseconds; the supervisor's clock, less a batch of as many
-calls of nothing, has to agree with it (Run._compare_clocks).
+calls of nothing, has to agree with it (Rounds._compare_clocks).
 """
 
 from __future__ import annotations
