@@ -54,6 +54,9 @@ class DeviceJudge:
     def __init__(self, config: JudgeConfig, spec: DeviceSpec, quiet: QuietLease | None = None) -> None:
         self._config = config
         self._spec = spec
+        self.folder = Path(tempfile.mkdtemp(prefix="judge-"))
+        """Of candidates' files. Nobody else can list it: what a judge that was killed left there is not found either."""
+        self.folder.chmod(0o711)
         self._workers = Workers(config, spec)
         self._turns = Turns(quiet, self._workers)
         self._jobs = Gate()
@@ -227,11 +230,12 @@ class DeviceJudge:
         self._baselines.close()
         self._workers.close()
         self._turns.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def _scratch(self, candidate: Candidate, artifact: Artifact, uid: int | None) -> Iterator[Path]:
         """A folder that the candidate, user `uid`, can read and not write, and no other candidate; gone afterwards."""
-        scratch = Path(tempfile.mkdtemp(prefix="candidate-"))
+        scratch = Path(tempfile.mkdtemp(dir=self.folder))
         try:
             if uid is not None:
                 os.chown(scratch, -1, uid)

@@ -54,8 +54,8 @@ async def test_a_fork_bomb_stays_within_its_limit_and_ends_with_the_sandbox(box:
 
 @ISOLATING
 async def test_processes_that_fill_the_memory_together_are_killed(box: ShellSandbox) -> None:  # noqa: F811
-    hungry = "python3 -c 'import time; x = b\"x\" * (200 << 20); print(len(x), flush=True); time.sleep(2)'"
-    result = await box.exec(f"for i in 1 2 3 4; do {hungry} & done; wait; echo over", timeout_s=15)
+    hungry = "python3 -c 'import time; x = b\"x\" * (200 << 20); time.sleep(4); print(len(x))'"
+    result = await box.exec(f"for i in 1 2 3 4; do {hungry} & done; wait; echo over", timeout_s=20)
     assert result.output.count(str(200 << 20)) < 4
     assert (await box.exec("echo usable", timeout_s=10)).output == "usable\n"
 
