@@ -15,7 +15,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ def main() -> int:
     for row in wrong:
         print(f"{row['task']} {row['name']}: {row['outcome']}: {row['message'][:300]}")
     figures = {"judged": len(rows), "left_out": len(cases) - len(rows), "disagreements": len(wrong)}
+    figures |= {"judgement_s": _seconds(judgement for _, judgement in judged if judgement.eager_ms is not None)}
     print(json.dumps({"name": "expert_frames", "figures": figures, "targets": {"disagreements": 0}, "ok": not wrong}))
     return 1 if wrong else 0
 
@@ -109,6 +110,14 @@ def _row(case: Case, judgement: Judgement) -> dict[str, Any]:
     said = {"outcome": str(judgement.outcome), "accepted": judgement.accepted, "reward": judgement.reward}
     about = {"task": case.task.task_id, "ops": case.task.ops, "name": case.name, "is_right": case.is_right}
     return about | said | times | {"message": judgement.message}
+
+
+def _seconds(timed: Iterable[Judgement]) -> dict[str, float]:
+    """Of judgements with the clock, without what their task's baseline took."""
+    taken = [each.details["phases"]["total_s"] - each.details["phases"]["baseline_s"] for each in timed]
+    if not taken:
+        return {}
+    return {"number": len(taken), "median": statistics.median(taken), "min": min(taken), "max": max(taken)}
 
 
 def _print_table(rows: Sequence[dict[str, Any]]) -> None:

@@ -167,7 +167,7 @@ class CandidateSide:
     def _copy_inputs(self, oracle: OracleSide, slots: list[int]) -> None:
         """The same bytes as in the oracle's arena; on the CPU the process has to be stopped."""
         source, target = memoryview(oracle.worker.arena.memory), memoryview(self.worker.arena.memory)  # type: ignore
-        for slot in slots:
+        for slot in set(slots):  # in the warm-up calls share them
             where = oracle.layout.slot_range(slot)
             target[where] = source[where]
 

@@ -20,7 +20,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from sandbox.judge.run import Run
 from sandbox.judge.spec import DeviceSpec
 from sandbox.judge.task_baselines import TaskBaselines
 from sandbox.judge.turn import Turns, probe_of
+from sandbox.judge.worker import Worker
 from sandbox.judge.workers import Pair, Workers
 from sandbox.quiet import QuietLease
 from sandbox.reward import REJECTED
@@ -55,7 +56,7 @@ class DeviceJudge:
         self._config = config
         self._spec = spec
         self.folder = Path(tempfile.mkdtemp(prefix="judge-"))
-        """Of candidates' files. Nobody else can list it: what a judge that was killed left there is not found either."""
+        """Of candidates' files. Nobody else can list it: what a judge leaves there that is killed is not found."""
         self.folder.chmod(0o711)
         self._workers = Workers(config, spec)
         self._turns = Turns(quiet, self._workers)
@@ -149,11 +150,12 @@ class DeviceJudge:
         self, task: Task, run: Run, pair: Pair, oracle: OracleSide, details: dict[str, Any]
     ) -> tuple[Baseline, timing.Series, timing.Series]:
         """The task's baseline, and the times of candidate and eager, with all that times have to pass."""
-        with run.phase("baseline_s"):
-            baseline = self._meanwhile(pair, lambda: self._baselines.of(task))
+        with run.phase("baseline_s"), self._without(pair.candidate):
+            baseline = self._baselines.of(task)
         run.get_ready()
         with self._turns.work.left(), self._turns.take(pair.oracle, pair.candidate, probe=probe_of(oracle)) as turn:
             candidate, eager = run.time(baseline.compile_ms / baseline.eager_ms)
+        pair.candidate.begin_end()  # which takes as long as what follows
         details["turn"] = turn.to_json()
         turn.require_calm(eager)
         run.verify_timed()
@@ -165,17 +167,16 @@ class DeviceJudge:
             details["outside_ms"] = run.outside_ms
             if self._config.protocol == "hardened":
                 details["floor"] = run.check_floor(candidate)
-        with run.phase("baseline_s"):
-            revised = self._meanwhile(pair, lambda: self._baselines.revised(task, baseline, eager, details))
-            return revised, candidate, eager
+        with run.phase("baseline_s"), self._turns.work.left():
+            return self._baselines.revised(task, baseline, eager, details), candidate, eager
 
-    def _meanwhile(self, pair: Pair, job: Callable[[], Baseline]) -> Baseline:
+    @contextlib.contextmanager
+    def _without(self, candidate: Worker) -> Iterator[None]:
         """Something else in the midst of a judgement, which stands still until it is done."""
-        pair.candidate.stop()
+        candidate.stop()
         with self._turns.work.left():
-            found = job()
-        pair.candidate.resume()
-        return found
+            yield
+        candidate.resume()
 
     @contextlib.contextmanager
     def _pair(self, phases: dict[str, float]) -> Iterator[Pair]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import secrets
 import statistics
 import time
+from collections import deque
 from typing import Protocol
 
 import numpy as np
@@ -21,10 +22,13 @@ import numpy as np
 from sandbox.judge.arena import read_memory, span_bytes
 from sandbox.judge.candidate_side import CandidateSide
 from sandbox.judge.layout import MAX_SLOTS
-from sandbox.judge.oracle_side import Draw, OracleSide
+from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.values import FLOATS, ITEMSIZE
 
-_DRAW_BUDGET_S = 0.12
+_WARM_SLOTS = 4
+_POOL = 4
+_DRAW_BUDGET_S = 0.06
+"""Of all timed rounds."""
 _DEVICE_DRAW_BUDGET_S = 0.02
 """Shorter, since everything else on the GPU may be waiting."""
 _MIX_BLOCKS = 8
@@ -43,13 +47,19 @@ class Slots(Protocol):
 
     every: list[int]
     """Numbers of the slots that calls may take."""
+    filled: list[int]
+    """Those of them that `fill` fills."""
 
-    def fill_all(self) -> None:
-        """Some contents for every slot, for the warm-up."""
+    def fill(self) -> None:
+        """Some contents, for the warm-up."""
         ...
 
-    def refresh(self, slots: list[int]) -> None:
-        """New contents for the calls of a round."""
+    def for_calls(self, count: int) -> list[int]:
+        """Of which a batch of up to so many calls takes some."""
+        ...
+
+    def refresh(self, slots: list[int], *, timed: bool = True) -> None:
+        """New contents for the calls of a round, or of a batch that is only looked at."""
         ...
 
 
@@ -66,44 +76,66 @@ class HostSlots:
     def __init__(self, oracle: OracleSide, *, rounds: int) -> None:
         self._oracle = oracle
         self._rounds = rounds
-        self._pool: list[Draw] = []
+        self._types = [(leaf["dtype"], ITEMSIZE[leaf["dtype"]]) for leaf in oracle.layout.leaves]
+        self._sizes = [span_bytes(leaf, ITEMSIZE[leaf["dtype"]]) for leaf in oracle.layout.leaves]
+        self._pool: deque[list[bytearray]] = deque(maxlen=_POOL)
+        """Bytes of recent draws, the newest last."""
         self._draw_s: list[float] = []
         self._mixer = Mixer()
         self.every = list(range(len(oracle.layout.slots)))
+        self.filled = self.every[:_WARM_SLOTS]
 
-    def fill_all(self) -> None:
-        """One draw in every slot."""
-        draw = self._oracle.draw()
-        for slot in self.every:
-            self._oracle.fill(slot, draw)
+    def fill(self) -> None:
+        """One draw in all of them."""
+        drawn = self._draw()
+        for slot in self.filled:
+            self._write(slot, drawn)
 
-    def refresh(self, slots: list[int]) -> None:
-        natural = len(slots)
-        if self._draw_s:
+    def for_calls(self, count: int) -> list[int]:
+        """Not more than it takes: memory that no call has touched yet costs its first one time."""
+        return self.every[: max(len(self.filled), 2 * count)]
+
+    def refresh(self, slots: list[int], *, timed: bool = True) -> None:
+        """Natural draws for a part of the slots, as long as drawing takes no more than its part of the budget; one at
+        least where calls are timed."""
+        natural = 0
+        if timed:
             cost = statistics.median(self._draw_s)
-            natural = max(1, min(natural, int(_DRAW_BUDGET_S / self._rounds / max(cost, 1e-6))))
+            natural = max(1, int(_DRAW_BUDGET_S / self._rounds / max(cost, 1e-6)))
         for index, slot in enumerate(slots):
             if index < natural or len(self._pool) < 2:
-                began = time.perf_counter()
-                self._pool.append(self._oracle.draw())
-                self._draw_s.append(time.perf_counter() - began)
-                self._oracle.fill(slot, self._pool[-1])
+                self._write(slot, self._draw())
             else:
                 self._mix(slot)
-        self._oracle.forget([key for key, _ in self._pool[:-4]])
-        del self._pool[:-4]
+
+    def _draw(self) -> list[bytearray]:
+        began = time.perf_counter()
+        key, leaves = self._oracle.draw()
+        full = len(self._pool) == _POOL  # new memory takes as long as what is read into it
+        drawn = self._pool.popleft() if full else [bytearray(size) for size in self._sizes]
+        for leaf, memory, size in zip(leaves, drawn, self._sizes, strict=True):
+            read_memory(self._oracle.worker.pid, leaf["address"], memory, 0, size)
+        self._oracle.forget([key])
+        self._pool.append(drawn)
+        self._draw_s.append(time.perf_counter() - began)
+        return drawn
+
+    def _write(self, slot: int, drawn: list[bytearray]) -> None:
+        for target, data in zip(self._places(slot), drawn, strict=True):
+            target[:] = data
 
     def _mix(self, slot: int) -> None:
-        pid, memory = self._oracle.worker.pid, self._oracle.worker.arena.memory  # type: ignore[union-attr]
-        (_, whole), (_, others) = secrets.SystemRandom().sample(self._pool, 2)
-        for leaf, other, offset in zip(whole, others, self._oracle.layout.slots[slot], strict=True):
-            itemsize = ITEMSIZE[leaf["dtype"]]
-            total = span_bytes(leaf, itemsize)
-            read_memory(pid, leaf["address"], memory, offset, total)
-            if leaf["dtype"] in FLOATS and total:
-                drawn = bytearray(total)
-                read_memory(pid, other["address"], drawn, 0, total)
-                self._mixer.mix(memoryview(memory)[offset : offset + total], drawn, itemsize)
+        whole, others = secrets.SystemRandom().sample(list(self._pool), 2)
+        for target, mine, other, (dtype, itemsize) in zip(self._places(slot), whole, others, self._types, strict=True):
+            if dtype in FLOATS and mine:
+                self._mixer.mix(target, mine, other, itemsize)
+            else:
+                target[:] = mine
+
+    def _places(self, slot: int) -> list[memoryview]:
+        memory = memoryview(self._oracle.worker.arena.memory)  # type: ignore[union-attr]
+        starts = self._oracle.layout.slots[slot]
+        return [memory[start : start + size] for start, size in zip(starts, self._sizes, strict=True)]
 
 
 class Mixer:
@@ -116,19 +148,19 @@ class Mixer:
         self._masks: dict[int, np.ndarray] = {}
         """By the size of an element: words of which all bits are set, or none."""
 
-    def mix(self, target: memoryview, source: bytearray, itemsize: int) -> None:
-        """Overwrites half of the elements of `target`, at random, with those of `source` at the same places."""
+    def mix(self, target: memoryview, one: bytearray, other: bytearray, itemsize: int) -> None:
+        """Each element of `target` becomes, at random, that of `one` or of `other` at the same place."""
         word = np.dtype(_WORDS[itemsize])
         words = itemsize // word.itemsize
-        mask = self._mask(word, words, len(source) // itemsize)[secrets.randbelow(_SHIFTS) * words :]
-        mine, theirs = (np.frombuffer(memory, dtype=word) for memory in (target, source))
+        mask = self._mask(word, words, len(one) // itemsize)[secrets.randbelow(_SHIFTS) * words :]
+        result, first, second = (np.frombuffer(memory, dtype=word) for memory in (target, one, other))
         changed = np.empty(_MIXED_AT_ONCE, word)
-        for start in range(0, mine.size, _MIXED_AT_ONCE):
-            part = mine[start : start + _MIXED_AT_ONCE]
-            block = slice(start, start + part.size)
-            bits = np.bitwise_xor(part, theirs[block], out=changed[: part.size])
-            bits &= mask[block]
-            part ^= bits
+        for start in range(0, result.size, _MIXED_AT_ONCE):
+            block = slice(start, start + _MIXED_AT_ONCE)
+            part = first[block]
+            bits = np.bitwise_xor(part, second[block], out=changed[: part.size])
+            bits &= mask[start : start + part.size]
+            np.bitwise_xor(part, bits, out=result[block])
 
     def _mask(self, word: np.dtype, words: int, count: int) -> np.ndarray:
         itemsize, needed = word.itemsize * words, count + _SHIFTS
@@ -149,18 +181,21 @@ class DeviceSlots:
         self._sources = list(range(len(oracle.layout.slots)))
         room = _DEVICE_SLOTS_BYTES // max(oracle.layout.slot_bytes, 1)
         first = len(self._sources)
-        self.every = list(range(first, first + max(_LEAST_SLOTS, min(MAX_SLOTS, room))))
+        self.every = self.filled = list(range(first, first + max(_LEAST_SLOTS, min(MAX_SLOTS, room))))
         self._drawing_s = 0.0
         self._oldest = 0
 
-    def fill_all(self) -> None:
+    def fill(self) -> None:
         """Draws for all sources, then mixtures of them."""
         for source in self._sources:
             self._draw_into(source)
         for slot in self.every:
             self._oracle.mixes[slot] = self._recipe()
 
-    def refresh(self, slots: list[int]) -> None:
+    def for_calls(self, count: int) -> list[int]:
+        return self.every
+
+    def refresh(self, slots: list[int], *, timed: bool = True) -> None:
         """One source is drawn anew, as long as that takes little time in all."""
         if self._drawing_s < _DEVICE_DRAW_BUDGET_S:
             began = time.perf_counter()

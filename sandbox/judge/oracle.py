@@ -13,7 +13,15 @@ from typing import Any
 
 import torch
 
-from sandbox.judge.agreement import TOLERANCE, is_close, matching_double, meets_tolerance, same_bytes, shares_storage
+from sandbox.judge.agreement import (
+    TOLERANCE,
+    is_close,
+    is_finite,
+    matching_double,
+    meets_tolerance,
+    same_bytes,
+    shares_storage,
+)
 from sandbox.judge.channel import Channel
 from sandbox.judge.host import settle_allocator
 from sandbox.judge.inputs import Transform, apply_transform, change_block, transforms_for
@@ -122,7 +130,7 @@ class OracleServer(ModelServer):
             "mutates": self._mutates,
             "aliases": [shares_storage(tensor, placed, self.placement) for tensor in tensors],
             "meets_tolerance": meets_tolerance(tensors, exact),
-            "finite": all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point()),
+            "finite": all(is_finite(tensor) for tensor in tensors if tensor.is_floating_point()),
         }
         return facts | {"node": output} | self._kept(key, tensors, exact, unstable)
 
@@ -157,7 +165,7 @@ class OracleServer(ModelServer):
         if wide is None or dtype not in TOLERANCE:
             return {"largest": None}
         got = self.placement.copy_in(self.tensor_at(message["offset"], message["leaf"]))
-        if not bool(torch.isfinite(wide).all()) or not is_close(got, wide, TOLERANCE[dtype]):
+        if not is_finite(wide) or not is_close(got, wide, TOLERANCE[dtype]):
             return {"largest": None}
         return {"largest": float((got - wide).abs().max())}
 

@@ -85,9 +85,13 @@ class OracleSide:
         self._answers: dict[int, Answer] = {}
         self._asked: list[int] = []
 
-    def build(self, *, perturb: bool) -> None:
-        """Builds the reference; `facts` then holds its init inputs and the shapes of inputs and weights."""
-        self.facts = self.ask({"op": "build", "code": self.task.code, "seed": new_seed() % (1 << 31)})
+    def begin_build(self) -> None:
+        """Sends the reference on its way; nothing else may be asked before `finish_build`."""
+        self.send({"op": "build", "code": self.task.code, "seed": new_seed() % (1 << 31)})
+
+    def finish_build(self) -> None:
+        """`facts` then holds the reference's init inputs and the shapes of inputs and weights."""
+        self.facts = self.receive()
         for leaf in self.facts["leaves"] + self.facts["weights"]:
             if leaf["dtype"] not in ITEMSIZE:
                 raise TaskError(

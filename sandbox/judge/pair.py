@@ -20,10 +20,10 @@ def time_pair(oracle: OracleSide) -> tuple[timing.Series, timing.Series]:
     """Eager and compiled reference in one process, interleaved; the calmest of a few series of rounds."""
     eager, compiled = (oracle_contender(oracle, name) for name in ("eager", "compile"))
     slots = make_slots(oracle, None, rounds=_BASELINE_ROUNDS)
-    slots.fill_all()
+    slots.fill()
     if oracle.device == "cuda":
-        timing.first_calls([compiled, eager], slots.every)
-    timing.warm_up([compiled, eager], slots.every, warmup_ms=_BASELINE_WARMUP_MS)
+        timing.first_calls([compiled, eager], slots)
+    timing.warm_up([compiled, eager], slots, warmup_ms=_BASELINE_WARMUP_MS)
     taken: list[tuple[timing.Series, timing.Series]] = []
     for _ in range(_BASELINE_ATTEMPTS):
         eager.series, compiled.series = timing.Series(), timing.Series()
@@ -35,8 +35,9 @@ def time_pair(oracle: OracleSide) -> tuple[timing.Series, timing.Series]:
 
 
 def _time_rounds(eager: timing.Contender, compiled: timing.Contender, slots: Slots) -> None:
+    count = max(eager.num_calls, compiled.num_calls)
     for _ in range(_BASELINE_ROUNDS):
-        used = secrets.SystemRandom().sample(slots.every, max(eager.num_calls, compiled.num_calls))
+        used = secrets.SystemRandom().sample(slots.for_calls(count), count)
         slots.refresh(used)
         for contender in timing.shuffled([eager, compiled]):
             contender.series.values_ms.append(timing.time_batch(contender, used[: contender.num_calls]))

@@ -37,9 +37,9 @@ _VERIFIED_OUTPUTS = 2
 _OBSERVED_CALLS, _OBSERVED_S, _OBSERVED_BYTES = 5, 0.5, 256 << 20
 """At least so many where they take no longer and their results no more memory: a few buffers that take turns show also
 where a batch is one or two calls."""
-_SLOW_S, _WATCHED_WHEN_SLOW = 0.05, 3
-"""Of calls that take longer than that, so many rounds are watched, otherwise all."""
-_WATCHED_BATCHES, _MORE_WATCHED, _MORE_WHEN_FEW = 3, 20, 4
+_WATCHED = 3
+"""Rounds of a lot in which somebody looks whose code runs, at moments that nobody can foresee."""
+_WATCHED_BATCHES, _MORE_WATCHED, _MORE_WHEN_FEW = 5, 20, 4
 """At most in a round; and as often again afterwards where it looks like somebody else's work, or where there are few
 samples and nothing else is to be said."""
 _CLOCKS_AGREE, _CLOCK_SLACK_MS = 0.8, 0.03
@@ -67,7 +67,8 @@ class Rounds:
         self._shares = shares
         self._mutates = mutates
         self._slots = make_slots(oracle, candidate, rounds=config.timed_rounds)
-        self._every = self._slots.every
+        self._every: list[int] = []
+        """Slots that the calls of a round take some of."""
         self._eager, self._timed = oracle_contender(oracle, "eager"), candidate_contender(candidate, oracle)
         self.snapshots: list[tuple[int, list[np.ndarray]]] = []
         """Inputs in the oracle and outputs of timed calls, to be compared in full."""
@@ -79,12 +80,12 @@ class Rounds:
 
     def get_ready(self) -> None:
         """What can be done while others still use the device. Raises RejectedError, DeviceError."""
-        self._slots.fill_all()
+        self._slots.fill()
 
     def make_first_calls(self) -> None:
         """As `get_ready`, and after it."""
         if self._oracle.device == "cuda":
-            timing.first_calls([self._timed, self._eager], self._every)
+            timing.first_calls([self._timed, self._eager], self._slots)
 
     def run(self, compile_ratio: float) -> tuple[timing.Series, timing.Series]:
         """Times of candidate and eager, a value a round; `compile_ratio` as of timing.is_clear. Raises RejectedError,
@@ -92,7 +93,8 @@ class Rounds:
         eager, candidate = self._eager, self._timed
         if not self._mutates and self._outputs.leaves:
             self.spots = SpotChecks(self._oracle, self._candidate)
-        timing.warm_up([candidate, eager], self._every, warmup_ms=self._config.warmup_ms)
+        timing.warm_up([candidate, eager], self._slots, warmup_ms=self._config.warmup_ms)
+        self._every = self._slots.for_calls(max(candidate.num_calls, eager.num_calls, _OBSERVED_CALLS))
         rounds = timing.plan_rounds(self._config.timed_rounds, 3 * timing.TARGET_BATCH_S)
         first = min(rounds, _FIRST_LOT)
         self._lot(candidate, eager, first)
@@ -112,7 +114,7 @@ class Rounds:
     def _lot(self, candidate: timing.Contender, eager: timing.Contender, rounds: int) -> None:
         observed = secrets.randbelow(rounds)
         verified = _some(rounds, _VERIFIED_OUTPUTS if self._outputs.leaves else rounds)  # nothing else sees numbers
-        watched = _some(rounds, rounds if candidate.warm_s < _SLOW_S else _WATCHED_WHEN_SLOW)
+        watched = _some(rounds, _WATCHED)
         for index in range(rounds):
             steps = [functools.partial(self._round, candidate, eager, verify=index in verified)]
             if index == observed:
@@ -162,7 +164,7 @@ class Rounds:
             _OBSERVED_BYTES // max(1, self._outputs.num_bytes),
         )
         used = secrets.SystemRandom().sample(self._every, max(candidate.num_calls, several))
-        self._slots.refresh(used)
+        self._slots.refresh(used, timed=False)
         self._candidate.worker.resume()
         self._candidate.prepare(self._oracle, used, observe=True)
         candidate.go()
@@ -179,7 +181,7 @@ class Rounds:
         goal = shares.num_computing + wanted
         for _ in range(_WATCHED_BATCHES):
             used = secrets.SystemRandom().sample(self._every, candidate.num_calls)
-            self._slots.refresh(used)
+            self._slots.refresh(used, timed=False)
             candidate.ready(used)
             self._candidate.go_watched("ModelNew.forward", shares, goal)
             candidate.after()

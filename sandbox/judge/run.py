@@ -72,8 +72,7 @@ class Run:
         if oracle.device == "cpu" and artifact.shared_object:
             self.shares = Shares(str(scratch / "extension.so"))
         with self.phase("load_s"):
-            oracle.build(perturb=self._config.protocol == "hardened")
-            self.give_way()
+            oracle.begin_build()
             candidate.ask(
                 {
                     "op": "load",
@@ -85,6 +84,7 @@ class Run:
                 },
                 "loading model_new.py",
             )
+            oracle.finish_build()
             self.give_way()
             self._share_arena()
             leaves = self._checker.write_weights(perturb=self._config.protocol == "hardened")

@@ -108,7 +108,8 @@ class TaskBaselines:
         worker, facts = stack.enter_context(self._workers.oracle(compiling=True))
         stack.enter_context(self._turns.citizen(worker))
         oracle = OracleSide(worker, task, self._spec.kind, has_room=self._has_room(facts))
-        oracle.build(perturb=False)
+        oracle.begin_build()
+        oracle.finish_build()
         oracle.ask({"op": "compile", "seed": new_seed()}, limit_s=_COMPILE_TIMEOUT_S)
         return _Compiled(oracle, stack, time.monotonic() - began)
 

@@ -22,11 +22,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from sandbox.judge.fresh import Slots
 from sandbox.judge.worker import Worker
 from sandbox.reward import eq1
 from sandbox.types import DeviceError
 
 TARGET_BATCH_S = 0.004
+_WARM_BATCH_S = 0.016
 _MAX_TIMING_S = 8.0
 _NUM_EMPTY = 7
 _NUM_EMPTY_GPU = 3
@@ -106,15 +108,15 @@ def measure_overhead(contender: Contender) -> None:
     contender.overhead_s = min(times)
 
 
-def first_calls(contenders: list[Contender], slots: list[int]) -> None:
+def first_calls(contenders: list[Contender], slots: Slots) -> None:
     """On a GPU: what only first calls take, such as loading kernels; others may use the device meanwhile."""
     for contender in contenders:
         measure_overhead(contender)
         for _ in range(_FIRST_BATCHES):
-            _untimed_batch(contender, slots)
+            _untimed_batch(contender, slots, contender.num_calls)
 
 
-def warm_up(contenders: list[Contender], slots: list[int], *, warmup_ms: float) -> None:
+def warm_up(contenders: list[Contender], slots: Slots, *, warmup_ms: float) -> None:
     """Runs each until `warmup_ms` have passed, then sets how many calls its batches have.
 
     A GPU, whose clock frequency is one for all that run there, is warmed up once, after `first_calls`.
@@ -124,7 +126,7 @@ def warm_up(contenders: list[Contender], slots: list[int], *, warmup_ms: float) 
             _warm_up_on_cpu(contender, slots, warmup_ms / 1000)
             continue
         began = time.monotonic()
-        _untimed_batch(contender, slots)
+        _untimed_batch(contender, slots, contender.num_calls)
         while not index and time.monotonic() - began < warmup_ms / 1000:
             time_blank(contender)
         contender.blank_s.clear()
@@ -132,20 +134,23 @@ def warm_up(contenders: list[Contender], slots: list[int], *, warmup_ms: float) 
             time_blank(contender)
 
 
-def _warm_up_on_cpu(contender: Contender, slots: list[int], goal_s: float) -> None:
+def _warm_up_on_cpu(contender: Contender, slots: Slots, goal_s: float) -> None:
+    """In batches that are longer than those that are timed, but for the last, which says how long these are."""
     measure_overhead(contender)
-    spent, runs = 0.0, 0
-    while spent < goal_s or runs < 2:
-        spent, runs = spent + _untimed_batch(contender, slots), runs + 1
+    spent = _untimed_batch(contender, slots, 1)
+    while spent < goal_s:
+        longer = min(goal_s - spent, _WARM_BATCH_S) / contender.warm_s
+        spent += _untimed_batch(contender, slots, max(1, min(len(slots.every), math.ceil(longer))))
+    _untimed_batch(contender, slots, contender.num_calls)
 
 
-def _untimed_batch(contender: Contender, slots: list[int]) -> float:
+def _untimed_batch(contender: Contender, slots: Slots, num_calls: int) -> float:
     """Seconds of a batch, by which the next have as many calls as fit into TARGET_BATCH_S."""
-    contender.ready(slots[: contender.num_calls])
+    contender.ready([slots.filled[call % len(slots.filled)] for call in range(num_calls)])
     last, _ = contender.go()
     contender.after()
-    each = max(last - contender.overhead_s, _LEAST_OWN_SHARE * last) / contender.num_calls
-    contender.num_calls = max(1, min(len(slots), math.ceil(TARGET_BATCH_S / each)))
+    each = max(last - contender.overhead_s, _LEAST_OWN_SHARE * last) / num_calls
+    contender.num_calls = max(1, min(len(slots.every), math.ceil(TARGET_BATCH_S / each)))
     contender.warm_s = each
     return last
 

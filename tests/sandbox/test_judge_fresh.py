@@ -13,8 +13,8 @@ def test_mixtures_take_each_element_from_one_of_two_draws_at_its_place(dtype: st
     drawn = np.random.default_rng(0).standard_normal((2, 33, 65)).astype(dtype)
     mixtures, mixer = [], Mixer()
     for _ in range(2):
-        mixed = bytearray(drawn[0].tobytes())
-        mixer.mix(memoryview(mixed), bytearray(drawn[1].tobytes()), drawn.itemsize)
+        mixed = bytearray(drawn[0].nbytes)
+        mixer.mix(memoryview(mixed), *(bytearray(one.tobytes()) for one in drawn), drawn.itemsize)
         mixtures.append(np.frombuffer(mixed, dtype=dtype).reshape(33, 65))
     for mixed in mixtures:
         first, second = mixed == drawn[0], mixed == drawn[1]
