@@ -101,8 +101,9 @@ class CandidateSide:
         with _Stopwatch(self):
             try:
                 deadline = time.monotonic() + self.timeout_s - self.used_s
+                self.worker.spread()
                 self.worker.send({"op": "go"})
-                self.worker.resume()
+                self.worker.wake()
                 shares.watch(self.worker, deadline - time.monotonic(), goal)
                 self.worker.receive(deadline=deadline)
             except WorkerError as error:
@@ -208,9 +209,10 @@ class _Stopwatch:
 def run_batch(worker: Worker, timeout_s: float) -> tuple[float, dict[str, Any]]:
     """Wakes a prepared, stopped worker and waits for its answer; wall seconds on the supervisor's clock, and it."""
     deadline = time.monotonic() + timeout_s
+    worker.spread()
     worker.send({"op": "go"})
     began = time.perf_counter()
-    worker.resume()
+    worker.wake()
     reply = worker.receive(deadline=deadline)
     return time.perf_counter() - began, reply
 

@@ -34,7 +34,7 @@ _FIRST_LOT = 5
 """Rounds after which times may say enough."""
 _VERIFIED_OUTPUTS = 2
 """Of a lot."""
-_OBSERVED_CALLS, _OBSERVED_S, _OBSERVED_BYTES = 5, 0.5, 256 << 20
+_OBSERVED_CALLS, _OBSERVED_S, _OBSERVED_BYTES = 5, 0.1, 256 << 20
 """At least so many where they take no longer and their results no more memory: a few buffers that take turns show also
 where a batch is one or two calls."""
 _WATCHED = 3

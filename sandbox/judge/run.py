@@ -95,6 +95,7 @@ class Run:
                 "init_tensors": oracle.facts["init_tensors"],
                 "seed": secrets.randbits(31),
             }
+            self._checker.begin()
             candidate.ask(construct, "building ModelNew")
             if candidate.code is not None and self._config.protocol == "hardened":
                 own = str(scratch / "extension.so")

@@ -137,11 +137,13 @@ def warm_up(contenders: list[Contender], slots: Slots, *, warmup_ms: float) -> N
 def _warm_up_on_cpu(contender: Contender, slots: Slots, goal_s: float) -> None:
     """In batches that are longer than those that are timed, but for the last, which says how long these are."""
     measure_overhead(contender)
-    spent = _untimed_batch(contender, slots, 1)
+    spent, num_calls = _untimed_batch(contender, slots, 1), 0
     while spent < goal_s:
         longer = min(goal_s - spent, _WARM_BATCH_S) / contender.warm_s
-        spent += _untimed_batch(contender, slots, max(1, min(len(slots.every), math.ceil(longer))))
-    _untimed_batch(contender, slots, contender.num_calls)
+        num_calls = max(1, min(len(slots.every), math.ceil(longer)))
+        spent += _untimed_batch(contender, slots, num_calls)
+    if num_calls != contender.num_calls:
+        _untimed_batch(contender, slots, contender.num_calls)
 
 
 def _untimed_batch(contender: Contender, slots: Slots, num_calls: int) -> float:

@@ -17,7 +17,7 @@ from sandbox.types import Candidate, Judgement, Task
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 """Raise it when the judge comes to another verdict of the same files: what older ones said is then not used."""
 _NO_MATTER = {"num_devices", "jobs_per_device", "max_retries", "baseline_dir"}
 """Fields of JudgeConfig that change where and how often a candidate is judged, and never what is said of it."""

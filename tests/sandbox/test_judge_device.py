@@ -16,6 +16,7 @@ from sandbox.compile import CompileService
 from sandbox.config import CompileConfig, JudgeConfig
 from sandbox.judge.device import DeviceJudge
 from sandbox.judge.spec import DeviceSpec
+from sandbox.judge.worker import Worker
 from sandbox.tasks import TaskError
 from sandbox.types import Artifact, Candidate, Judgement, Outcome, Task
 
@@ -74,6 +75,24 @@ def test_an_honest_kernel_is_correct_and_timed_against_both_baselines(judge, dev
     assert len(list((folder / "baselines" / "times").glob("*.json"))) == 1
     assert Judgement.from_json(judgement.to_json()) == judgement
     assert "torch.compile" in judgement.message
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has room for one thread")
+def test_threads_of_a_batch_wake_on_cores_of_their_own_and_may_then_go_anywhere(judge, monkeypatch):
+    """Two on one core wait for each other for longer than a call takes, which the clock would count."""
+    woken: list[list[set[int]]] = []
+    wake = Worker.wake
+
+    def looked_at(self: Worker) -> None:
+        threads = sorted(int(each) for each in os.listdir(f"/proc/{self.pid}/task"))
+        woken.append([os.sched_getaffinity(each) for each in threads])
+        wake(self)
+        assert len(os.sched_getaffinity(self.pid)) == 2  # threads that it starts have both cores
+
+    monkeypatch.setattr(Worker, "wake", looked_at)
+    assert judge(cases.HONEST, timed=True).accepted
+    pairs = [cores for cores in woken if len(cores) == 2]
+    assert len(pairs) > 10 and all(len(one) == len(two) == 1 and one != two for one, two in pairs)
 
 
 def test_verify_alone_gives_no_reward(judge):
