@@ -15,7 +15,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,8 @@ def main() -> int:
     for row in wrong:
         print(f"{row['task']} {row['name']}: {row['outcome']}: {row['message'][:300]}")
     figures = {"judged": len(rows), "left_out": len(cases) - len(rows), "disagreements": len(wrong)}
-    figures |= {"judgement_s": _seconds(judgement for _, judgement in judged if judgement.eager_ms is not None)}
+    timed = [judgement for _, judgement in judged if judgement.eager_ms is not None]
+    figures |= {"judgement_s": _seconds(timed), "unrest": _unrest(timed)}
     print(json.dumps({"name": "expert_frames", "figures": figures, "targets": {"disagreements": 0}, "ok": not wrong}))
     return 1 if wrong else 0
 
@@ -112,12 +113,21 @@ def _row(case: Case, judgement: Judgement) -> dict[str, Any]:
     return about | said | times | {"message": judgement.message}
 
 
-def _seconds(timed: Iterable[Judgement]) -> dict[str, float]:
+def _seconds(timed: Sequence[Judgement]) -> dict[str, float]:
     """Of judgements with the clock, without what their task's baseline took."""
-    taken = [each.details["phases"]["total_s"] - each.details["phases"]["baseline_s"] for each in timed]
-    if not taken:
+    return _summary([each.details["phases"]["total_s"] - each.details["phases"]["baseline_s"] for each in timed])
+
+
+def _unrest(timed: Sequence[Judgement]) -> dict[str, float]:
+    """Largest over smallest ratio of eager and candidate in the first five rounds of a judgement."""
+    rounds = [each.details["round_ratios"][:5] for each in timed]
+    return _summary([max(ratios) / min(ratios) for ratios in rounds])
+
+
+def _summary(values: Sequence[float]) -> dict[str, float]:
+    if not values:
         return {}
-    return {"number": len(taken), "median": statistics.median(taken), "min": min(taken), "max": max(taken)}
+    return {"number": len(values), "median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def _print_table(rows: Sequence[dict[str, Any]]) -> None:

@@ -140,6 +140,8 @@ class DeviceJudge:
                     raise _SuspectError(verdict) from rejection
                 return verdict
             except MemoryAccessError as error:
+                if pair.oracle.has_ended:
+                    raise DeviceError(f"the reference's process failed while its memory was read: {error}") from error
                 raise DeviceError(
                     f"the judge cannot read its workers' memory ({error}); it needs to run as root with "
                     "CAP_SYS_PTRACE, or as an ordinary user"
@@ -167,6 +169,7 @@ class DeviceJudge:
             details["outside_ms"] = run.outside_ms
             if self._config.protocol == "hardened":
                 details["floor"] = run.check_floor(candidate)
+        pair.candidate.kill()  # dead before another has its turn: the end of a process is work too
         with run.phase("baseline_s"), self._turns.work.left():
             return self._baselines.revised(task, baseline, eager, details), candidate, eager
 

@@ -83,7 +83,8 @@ class OracleSide:
         """On a GPU, what the slots outside of the arena are made of."""
         self._next_key = 0
         self._answers: dict[int, Answer] = {}
-        self._asked: list[int] = []
+        self._asked: list[tuple[int, str]] = []
+        """Keys and protocols of answers that are on their way."""
 
     def begin_build(self) -> None:
         """Sends the reference on its way; nothing else may be asked before `finish_build`."""
@@ -115,6 +116,7 @@ class OracleSide:
             raise DeviceError(f"the reference's process failed: {error}") from error
 
     def ask(self, message: dict[str, Any], *, limit_s: float = ORACLE_TIMEOUT_S) -> dict[str, Any]:
+        self._read_asked()
         self.send(message)
         return self.receive(limit_s)
 
@@ -176,10 +178,12 @@ class OracleSide:
 
     def redraw_weights(self, *, perturb: bool) -> list[dict[str, Any]]:
         """Where the new weights lie in the oracle's memory; earlier answers no longer hold."""
+        self._read_asked()
         self._answers.clear()
         return self.ask({"op": "weights", "perturb": perturb, "seed": new_seed()})["weights"]
 
     def forget(self, keys: list[int]) -> None:
+        self._read_asked()
         for key in keys:
             self._answers.pop(key, None)
         if keys:
@@ -200,16 +204,23 @@ class OracleSide:
         """The reference's outputs for a draw, read out of its memory; asked for once while the weights stay."""
         self.ask_ahead(key, protocol)
         while key not in self._answers:
-            asked = self._asked.pop(0)
-            self._answers[asked] = self._read_answer(protocol, asked)
+            self._read_one()
         return self._answers[key]
 
+    def _read_one(self) -> None:
+        key, protocol = self._asked.pop(0)
+        self._answers[key] = self._read_answer(protocol, key)
+
+    def _read_asked(self) -> None:
+        while self._asked:
+            self._read_one()
+
     def ask_ahead(self, key: int, protocol: str) -> None:
-        """Lets the oracle compute an answer while the supervisor does something else; nothing else may be asked
-        before it is read."""
-        if key not in self._answers and key not in self._asked:
+        """Lets the oracle compute an answer while the supervisor does something else; what is asked next waits for
+        it."""
+        if key not in self._answers and (key, protocol) not in self._asked:
             self.send({"op": "answer", "key": key, "exact": protocol == "hardened", "inputs": self.facts["inputs"]})
-            self._asked.append(key)
+            self._asked.append((key, protocol))
 
     def agrees(
         self, answer: Answer, index: int, leaf: dict[str, Any], data: Callable[[Any, int], None]

@@ -213,6 +213,10 @@ class Worker:
         flat = np.frombuffer(buffer, dtype=numpy_dtype(leaf["dtype"]))
         return widen(np.lib.stride_tricks.as_strided(flat, shape=shape, strides=stride), leaf["dtype"])
 
+    @property
+    def has_ended(self) -> bool:
+        return self._status is not None or not os.path.exists(f"/proc/{self.pid}/stat") or _is_zombie(self.pid)
+
     def begin_end(self) -> None:
         """Sends the end on its way; `kill` waits for it."""
         if self._status is None:
@@ -243,7 +247,7 @@ class Worker:
             threads = os.listdir(f"/proc/{self.pid}/task")
             return all(_state(f"/proc/{self.pid}/task/{thread}/stat") in "TtZX" for thread in threads)
         except (FileNotFoundError, ProcessLookupError):
-            return not os.path.exists(f"/proc/{self.pid}/stat") or _is_zombie(self.pid)
+            return self.has_ended
 
 
 def _bind(thread: int, cores: set[int]) -> None:
