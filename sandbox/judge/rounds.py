@@ -176,7 +176,7 @@ class Rounds:
     def _watched_batches(self, candidate: timing.Contender, shares: Shares, wanted: int) -> None:
         """Batches like those that are timed, looked at from outside until `wanted` more samples have been had.
 
-        Every watched round gets its part, so that none is safe.
+        Every watched round gets its part, and which are watched nobody can foresee.
         """
         goal = shares.num_computing + wanted
         for _ in range(_WATCHED_BATCHES):
