@@ -73,6 +73,7 @@ class Checker:
         self.mutates = False
         """The reference itself changes its inputs, so a candidate may."""
         self._first: list[Draw] = []
+        """Inputs of the first batch."""
 
     def begin(self) -> None:
         """What does not need the candidate: on a CPU the reference answers the first inputs while ModelNew is built."""

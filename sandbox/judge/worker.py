@@ -180,8 +180,8 @@ class Worker:
     def spread(self) -> None:
         """Puts the threads of a stopped worker onto cores of their own, as far as there are any.
 
-        Threads that wake together often wake on one core, and the kernel leaves them there for some ten milliseconds: a
-        call of three takes ten. The first thread is free again after `wake`, since those it starts have its cores.
+        Threads that wake together often wake on one core, and the kernel may leave them there for longer than a call
+        takes. The first thread is free again after `wake`, since those it starts have its cores.
         """
         others = [thread for thread in self._threads() if thread != self.pid] if len(self._cores) > 1 else []
         for index, thread in enumerate(others):
