@@ -45,37 +45,37 @@ def main() -> None:
 
 
 def measured_on_gpu(case: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """What compiles while something else runs does so because this machine may be lent by the minute."""
-    small, *others = sorted(options.rows_at_a_time)
-    small, best, others = str(small), str(options.best), [str(rows) for rows in others]
-    ours = started("gpu_ours.py", case | {"rows_at_a_time": options.rows_at_a_time, "learner": FAST})
+    """Each number of rows at a time has a process of its own: memory that XLA has had once stays with the process."""
     theirs = {"causal": started("gpu_torch.py", case | {"attends": "causal"})}
-    ours.send(small, "actor")
-    theirs["causal"].send("case", "actor")
-    figures: dict[str, Any] = {"long": long_updates() if "long" in options.parts else {}}
     if "isolated" in options.parts:
         theirs["isolated"] = started("gpu_torch.py", case | {"attends": "isolated"})
-        theirs["isolated"].send("case", "actor")
-    # The peak is the process's, so each is read before more rows are computed at a time.
-    peaks = {small: gib(ours.receive()["peak_bytes"])}
-    for side in theirs.values():  # before ours grows: all at once they need more than the device has
-        side.receive()
-    if best != small:
-        peaks[best] = gib(ours.ask(best, "actor")["peak_bytes"])
-    figures["sides"] = {"ours": ours.about} | {name: side.about for name, side in theirs.items()}
-    figures["rounds"] = in_turn(ours, theirs, best, options)
+    for side in theirs.values():  # they compile while long rows are measured
+        side.send("case", "actor")
+    figures: dict[str, Any] = {"long": long_updates() if "long" in options.parts else {}}
     for side in theirs.values():
+        side.receive()
+    ours = started_ours(case, options.best)
+    figures["sides"] = {"ours": ours.about} | {name: side.about for name, side in theirs.items()}
+    figures["rounds"] = in_turn(ours, theirs, str(options.best), options)
+    for side in (ours, *theirs.values()):
         side.close()
-    figures["rows"] = {best: figures["rounds"]["ours"]}
-    for rows in (small, *others):
-        if rows not in peaks:
-            peaks[rows] = gib(ours.ask(rows, "actor")["peak_bytes"])
-        if rows != best:
-            figures["rows"][rows] = summary([ours.ask(rows, "actor") for _ in range(options.rounds)], options)
-        figures["rows"][rows]["peak_gib"] = peaks[rows]
-        print(f"{rows} rows at a time: {json.dumps(figures['rows'][rows])}", flush=True)
-    ours.close()
+    figures["rows"] = {str(options.best): figures["rounds"]["ours"]}
+    for rows in options.rows_at_a_time:
+        if rows != options.best:
+            figures["rows"][str(rows)] = alone(started_ours(case, rows), rows, options)
     return figures
+
+
+def started_ours(case: dict[str, Any], rows: int) -> Side:
+    return started("gpu_ours.py", case | {"rows_at_a_time": [rows], "learner": FAST})
+
+
+def alone(ours: Side, rows: int, options: argparse.Namespace) -> dict[str, Any]:
+    answers = [ours.ask(str(rows), "actor") for _ in range(options.rounds + 1)]
+    ours.close()
+    figure = summary(answers[1:], options)
+    print(f"{rows} rows at a time: {json.dumps(figure)}", flush=True)
+    return figure
 
 
 def parse_options() -> argparse.Namespace:
