@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes share the device
 
 from gpu_case import draw
 from run import Side
@@ -30,6 +27,8 @@ PEAK_FLOPS = 989e12
 LONG = 131_072
 TARGETS = {"mfu": 0.33, "ratio": 1.3, "plan_within": 0.15}
 FAST = {"row_tokens": 8192, "logits_chunk_tokens": 32_768, "remat": "keep_products", "unroll_layers": True}
+SHARED_MEMORY, WHOLE_MEMORY = 0.5, 0.92
+"""Of the device's: beside two processes of transformers, and alone."""
 LEAN = {"row_tokens": LONG, "logits_chunk_tokens": 8192, "remat": "keep_attention"}
 
 
@@ -45,7 +44,7 @@ def main() -> None:
 
 
 def measured_on_gpu(case: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Each number of rows at a time has a process of its own: memory that XLA has had once stays with the process."""
+    """Each number of rows at a time has a process of its own, and the peak is the process's."""
     theirs = {"causal": started("gpu_torch.py", case | {"attends": "causal"})}
     if "isolated" in options.parts:
         theirs["isolated"] = started("gpu_torch.py", case | {"attends": "isolated"})
@@ -54,7 +53,7 @@ def measured_on_gpu(case: dict[str, Any], options: argparse.Namespace) -> dict[s
     figures: dict[str, Any] = {"long": long_updates() if "long" in options.parts else {}}
     for side in theirs.values():
         side.receive()
-    ours = started_ours(case, options.best)
+    ours = started_ours(case, options.best, memory=SHARED_MEMORY)
     figures["sides"] = {"ours": ours.about} | {name: side.about for name, side in theirs.items()}
     figures["rounds"] = in_turn(ours, theirs, str(options.best), options)
     for side in (ours, *theirs.values()):
@@ -62,12 +61,15 @@ def measured_on_gpu(case: dict[str, Any], options: argparse.Namespace) -> dict[s
     figures["rows"] = {str(options.best): figures["rounds"]["ours"]}
     for rows in options.rows_at_a_time:
         if rows != options.best:
-            figures["rows"][str(rows)] = alone(started_ours(case, rows), rows, options)
+            figures["rows"][str(rows)] = alone(started_ours(case, rows, memory=WHOLE_MEMORY), rows, options)
     return figures
 
 
-def started_ours(case: dict[str, Any], rows: int) -> Side:
-    return started("gpu_ours.py", case | {"rows_at_a_time": [rows], "learner": FAST})
+def started_ours(case: dict[str, Any], rows: int, *, memory: float) -> Side:
+    """`memory`: part of the device's that XLA takes at once. Where it takes more by and by, it ends up with regions of
+    which none is as large as a step needs, though they would do together."""
+    options = case | {"rows_at_a_time": [rows], "learner": FAST}
+    return started("gpu_ours.py", options, XLA_PYTHON_CLIENT_MEM_FRACTION=str(memory))
 
 
 def alone(ours: Side, rows: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -90,13 +92,14 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def started(script: str, options: dict[str, Any]) -> Side:
-    return Side(sys.executable, script, json.dumps(options))
+def started(script: str, options: dict[str, Any], **environment: str) -> Side:
+    return Side(sys.executable, script, json.dumps(options), **environment)
 
 
 def long_updates() -> dict[str, Any]:
     """One update that compiles, and one that is timed, of each network."""
-    side = started("gpu_ours.py", one_row() | {"rows_at_a_time": [1], "learner": LEAN})
+    options = one_row() | {"rows_at_a_time": [1], "learner": LEAN}
+    side = started("gpu_ours.py", options, XLA_PYTHON_CLIENT_MEM_FRACTION=str(SHARED_MEMORY))
     found = {}
     for network in ("critic", "actor"):  # the peak is the process's, and the actor's is the higher one
         side.ask("1", network)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -30,9 +31,13 @@ TARGETS = {"dense_5m": 1.15, "ragged_5m": 3.0, "dense_1m": 1.0, "ragged_1m": 3.0
 class Side:
     """One side's process, idle unless asked. It starts at once and is waited for when first asked."""
 
-    def __init__(self, python: str, script: str, size: str) -> None:
+    def __init__(self, python: str, script: str, size: str, **environment: str) -> None:
         self._process = subprocess.Popen(
-            [python, str(HERE / script), size], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [python, str(HERE / script), size],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | environment,
         )
 
     @cached_property
