@@ -26,9 +26,9 @@ PEAK_FLOPS = 989e12
 """Dense bfloat16 of an H100 or H200, by its data sheet."""
 LONG = 131_072
 TARGETS = {"mfu": 0.33, "ratio": 1.3, "plan_within": 0.15}
-FAST = {"row_tokens": 8192, "logits_chunk_tokens": 32_768, "remat": "keep_products", "unroll_layers": True}
-SHARED_MEMORY, WHOLE_MEMORY = 0.5, 0.92
-"""Of the device's: beside two processes of transformers, and alone."""
+FAST = {"row_tokens": 8192, "logits_chunk_tokens": 65_536, "remat": "keep_products", "unroll_layers": True}
+WHOLE_MEMORY = 0.92
+"""Of the device's."""
 LEAN = {"row_tokens": LONG, "logits_chunk_tokens": 8192, "remat": "keep_attention"}
 
 
@@ -50,10 +50,10 @@ def measured_on_gpu(case: dict[str, Any], options: argparse.Namespace) -> dict[s
         theirs["isolated"] = started("gpu_torch.py", case | {"attends": "isolated"})
     for side in theirs.values():  # they compile while long rows are measured
         side.send("case", "actor")
-    figures: dict[str, Any] = {"long": long_updates() if "long" in options.parts else {}}
+    figures: dict[str, Any] = {"long": long_updates(options.memory) if "long" in options.parts else {}}
     for side in theirs.values():
         side.receive()
-    ours = started_ours(case, options.best, memory=SHARED_MEMORY)
+    ours = started_ours(case, options.best, memory=options.memory)
     figures["sides"] = {"ours": ours.about} | {name: side.about for name, side in theirs.items()}
     figures["rounds"] = in_turn(ours, theirs, str(options.best), options)
     for side in (ours, *theirs.values()):
@@ -86,6 +86,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rows-at-a-time", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--best", type=int, default=4, help="rows at a time, in turn with theirs")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--memory", type=float, default=0.5, help="part of the device's that ours has beside theirs")
     parser.add_argument(
         "--parts", nargs="*", choices=("long", "isolated"), default=["long", "isolated"], help="beside the rounds"
     )
@@ -96,10 +97,10 @@ def started(script: str, options: dict[str, Any], **environment: str) -> Side:
     return Side(sys.executable, script, json.dumps(options), **environment)
 
 
-def long_updates() -> dict[str, Any]:
+def long_updates(memory: float) -> dict[str, Any]:
     """One update that compiles, and one that is timed, of each network."""
     options = one_row() | {"rows_at_a_time": [1], "learner": LEAN}
-    side = started("gpu_ours.py", options, XLA_PYTHON_CLIENT_MEM_FRACTION=str(SHARED_MEMORY))
+    side = started("gpu_ours.py", options, XLA_PYTHON_CLIENT_MEM_FRACTION=str(memory))
     found = {}
     for network in ("critic", "actor"):  # the peak is the process's, and the actor's is the higher one
         side.ask("1", network)
