@@ -37,11 +37,11 @@ def learner_environment(config: RunConfig) -> dict[str, str]:
     """Variables that JAX reads when it is imported; what the user has set wins."""
     if not config.gpus.learner:
         return {"JAX_PLATFORMS": "cpu"}
-    # JAX would take three quarters of a GPU at once, also of one that it shares with an engine.
-    variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    if config.gpus.learner_memory is not None:
-        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = str(config.gpus.learner_memory)
-    return variables
+    if config.gpus.learner_memory is None:
+        # JAX would take three quarters of a GPU at once, also of one that it shares with an engine.
+        return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    # At once: taken by and by it comes in regions of which none may be as large as a step needs.
+    return {"XLA_PYTHON_CLIENT_MEM_FRACTION": str(config.gpus.learner_memory)}
 
 
 _options: dict[str, Any] = {"num_cpus": 0, "concurrency_groups": {"send": 8}}

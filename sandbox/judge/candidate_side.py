@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from sandbox.judge.arena import MemoryAccessError, read_memory, span_bytes
+from sandbox.judge.batch import BatchTimes, run_batch
 from sandbox.judge.code_trap import CodeTrap
 from sandbox.judge.described import checked_outputs
 from sandbox.judge.oracle_side import OracleSide
@@ -39,8 +40,6 @@ class CandidateSide:
     code: CodeTrap | None = None
     """What its process can run; None on a GPU."""
     used_s: float = 0.0
-    device_ms: list[float] = field(default_factory=list)
-    """What the device's events said to the last batch, call by call."""
     input_regions: list[Region] = field(default_factory=list)
     """Memory that holds inputs beside the arena."""
     observed: Callable[[dict[str, Any]], None] = lambda reply: None
@@ -85,16 +84,15 @@ class CandidateSide:
         self.ask({"op": "prepare", "blank": num_calls, "slots": [], "observe": False}, "prepare")
         self.worker.stop()
 
-    def go(self, phase: str) -> float:
-        """Runs the batch; seconds from waking the process to its word that it is done. It is stopped after."""
+    def go(self, phase: str) -> BatchTimes:
+        """Runs the batch. The process is stopped after."""
         with _Stopwatch(self):
             try:
-                seconds, reply = run_batch(self.worker, self.timeout_s - self.used_s)
+                times = run_batch(self.worker, self.timeout_s - self.used_s)
             except WorkerError as error:
                 raise self.rejection(error, phase) from error
         self.worker.stop()
-        self.device_ms = device_times(reply)
-        return seconds
+        return times
 
     def go_watched(self, phase: str, shares: Shares, goal: int) -> None:
         """As `go`, but stopped again and again to see whose code runs: no time is taken."""
@@ -204,22 +202,3 @@ class _Stopwatch:
 
     def __exit__(self, *exc: object) -> None:
         self._side.used_s += time.monotonic() - self._began
-
-
-def run_batch(worker: Worker, timeout_s: float) -> tuple[float, dict[str, Any]]:
-    """Wakes a prepared, stopped worker and waits for its answer; wall seconds on the supervisor's clock, and it."""
-    deadline = time.monotonic() + timeout_s
-    worker.spread()
-    worker.send({"op": "go"})
-    began = time.perf_counter()
-    worker.wake()
-    reply = worker.receive(deadline=deadline)
-    return time.perf_counter() - began, reply
-
-
-def device_times(reply: dict[str, Any]) -> list[float]:
-    """Milliseconds of each call by the device's events, [] where the device has none or the reply makes no sense."""
-    times = reply.get("device_ms", [])
-    if not isinstance(times, list) or not all(isinstance(time, (int, float)) for time in times):
-        return []
-    return [float(time) for time in times]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sandbox.judge.candidate_side import CandidateSide, device_times, run_batch
+from sandbox.judge.batch import BatchTimes, run_batch
+from sandbox.judge.candidate_side import CandidateSide
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.timing import Contender
 from sandbox.judge.worker import WorkerError
@@ -25,14 +26,13 @@ def oracle_contender(oracle: OracleSide, model: str) -> Contender:
         oracle.ask({"op": "prepare", "blank": num_calls, "slots": [], "observe": False})
         stop()
 
-    def go() -> tuple[float, list[float]]:
+    def go() -> BatchTimes:
         try:
-            seconds, reply = run_batch(worker, 120.0)
+            return run_batch(worker, 120.0)
         except WorkerError as error:
             raise DeviceError(
                 f"task {oracle.task.task_id}: the reference failed while it was timed: {error}"
             ) from error
-        return seconds, device_times(reply)
 
     def after() -> None:
         oracle.ask({"op": "release"})
@@ -51,12 +51,12 @@ def candidate_contender(side: CandidateSide, oracle: OracleSide) -> Contender:
         side.worker.resume()
         side.prepare_blank(num_calls)
 
-    def go() -> tuple[float, list[float]]:
+    def go() -> BatchTimes:
         if side.device == "cuda":  # the oracle waits for our word, and its threads with it
-            return side.go("ModelNew.forward, timed"), side.device_ms
+            return side.go("ModelNew.forward, timed")
         oracle.worker.stop()
         try:
-            return side.go("ModelNew.forward, timed"), side.device_ms
+            return side.go("ModelNew.forward, timed")
         finally:
             oracle.worker.resume()
 

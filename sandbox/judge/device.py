@@ -80,12 +80,12 @@ class DeviceJudge:
         """
         check_fits(skill, artifact, self._spec, self._health.facts)
 
-        def once() -> Judgement:
-            return self._judge(task, candidate, artifact, skill, timed)
+        def once(*, again: bool) -> Judgement:
+            return self._judge(task, candidate, artifact, skill, timed=timed, again=again)
 
         try:
             with self._beside():
-                return once()
+                return once(again=False)
         except _SuspectError as error:
             first = error.judgement.message
         except DeviceError as error:
@@ -95,7 +95,7 @@ class DeviceJudge:
         with self._jobs.alone():
             self._health.require_well()
             try:
-                verdict = once()
+                verdict = once(again=True)
             except _SuspectError as error:
                 verdict = error.judgement
         return replace(verdict, details=verdict.details | {"first_try": first})
@@ -109,7 +109,10 @@ class DeviceJudge:
         """A job beside others, where candidates have users of their own."""
         return self._jobs.shared() if self._several else self._jobs.alone()
 
-    def _judge(self, task: Task, candidate: Candidate, artifact: Artifact, skill: str, timed: bool) -> Judgement:
+    def _judge(
+        self, task: Task, candidate: Candidate, artifact: Artifact, skill: str, *, timed: bool, again: bool
+    ) -> Judgement:
+        """`again`: what the device may have been the cause of counts."""
         phases: dict[str, float] = {}
         began = time.monotonic()
         with contextlib.ExitStack() as stack:
@@ -132,7 +135,7 @@ class DeviceJudge:
                 if not timed:
                     text = f"correct in {report.num_checks} checks; not timed"
                     return judgement(Outcome.CORRECT, None, text, details, phases, began)
-                baseline, candidate_series, eager_series = self._time(task, run, pair, oracle, details)
+                baseline, candidate_series, eager_series = self._time(task, run, pair, oracle, details, again=again)
             except RejectedError as rejection:
                 verdict = judgement(rejection.outcome, REJECTED, rejection.message, details, phases, began)
                 late = rejection.outcome is Outcome.TIMEOUT and self._has_neighbours
@@ -149,7 +152,7 @@ class DeviceJudge:
         return timed_judgement(baseline, candidate_series, eager_series, details, phases, began)
 
     def _time(
-        self, task: Task, run: Run, pair: Pair, oracle: OracleSide, details: dict[str, Any]
+        self, task: Task, run: Run, pair: Pair, oracle: OracleSide, details: dict[str, Any], *, again: bool
     ) -> tuple[Baseline, timing.Series, timing.Series]:
         """The task's baseline, and the times of candidate and eager, with all that times have to pass."""
         with run.phase("baseline_s"), self._without(pair.candidate):
@@ -165,8 +168,11 @@ class DeviceJudge:
             details["shares"] = run.shares.to_json()
             if self._config.protocol == "hardened":
                 run.check_shares(candidate)
-        if self._spec.kind == "cuda":
-            details["outside_ms"] = run.outside_ms
+        if run.clocks is not None:
+            details |= run.clocks.to_json()
+            self._health.require_prompt(run.clocks.wipe_ms["eager"])
+            if run.clocks.doubt and not again:
+                raise RejectedError(Outcome.REFUSED, run.clocks.doubt, device_trouble=True)
             if self._config.protocol == "hardened":
                 details["floor"] = run.check_floor(candidate)
         pair.candidate.kill()  # dead before another has its turn: the end of a process is work too

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import random
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -194,7 +196,12 @@ class CudaPlacement:
         runtime.raise_error()
         if self.tampering():
             raise RuntimeError(_PERSISTING)
-        return {"device_ms": [start.elapsed_time(end) for start, end in self._events[: len(calls)]]}
+        timed = self._events[: len(calls)]
+        between = [end.elapsed_time(start) for (_, end), (start, _) in itertools.pairwise(timed)]
+        return {
+            "device_ms": [start.elapsed_time(end) for start, end in timed],
+            "wipe_ms": statistics.median(between) if between else 0.0,
+        }
 
     def address_of(self, tensor: Any) -> int:
         return address_of(tensor, "cuda")

@@ -21,6 +21,7 @@ from sandbox.config import JudgeConfig
 from sandbox.judge import timing
 from sandbox.judge.arena import MemoryAccessError
 from sandbox.judge.candidate_side import CandidateSide
+from sandbox.judge.clocks import ClocksReport, compare_clocks
 from sandbox.judge.contenders import candidate_contender, oracle_contender
 from sandbox.judge.fresh import make_slots
 from sandbox.judge.oracle_side import OracleSide
@@ -28,7 +29,7 @@ from sandbox.judge.rejection import RejectedError
 from sandbox.judge.shares import WANTED, Shares
 from sandbox.judge.spots import SpotChecks
 from sandbox.judge.timed_outputs import TimedOutputs
-from sandbox.types import DeviceError, Outcome
+from sandbox.types import Outcome
 
 _FIRST_LOT = 5
 """Rounds after which times may say enough."""
@@ -42,8 +43,6 @@ _WATCHED = 3
 _WATCHED_BATCHES, _MORE_WATCHED, _MORE_WHEN_FEW = 5, 20, 4
 """At most in a round; and as often again afterwards where it looks like somebody else's work, or where there are few
 samples and nothing else is to be said."""
-_CLOCKS_AGREE, _CLOCK_SLACK_MS = 0.8, 0.03
-"""Events and the supervisor's clock may differ by so much, and by what a round trip varies."""
 
 
 class Rounds:
@@ -75,8 +74,8 @@ class Rounds:
         self.nodes: list[tuple[int, dict[str, Any]]] = []
         """The same of outputs in which there are numbers."""
         self.spots: SpotChecks | None = None
-        self.outside_ms: dict[str, dict[str, float]] = {}
-        """On a GPU, times by the supervisor's clock."""
+        self.clocks: ClocksReport | None = None
+        """On a GPU."""
 
     def get_ready(self) -> None:
         """What can be done while others still use the device. Raises RejectedError, DeviceError."""
@@ -103,7 +102,7 @@ class Rounds:
         if self._shares is not None:
             self._decide_whose_work(candidate, self._shares)
         if self._oracle.device == "cuda":
-            self._compare_clocks(candidate, eager)
+            self.clocks = compare_clocks(candidate, eager)
         return candidate.series, eager.series
 
     def _say_enough(self, candidate: timing.Series, eager: timing.Series, compile_ratio: float) -> bool:
@@ -227,27 +226,6 @@ class Rounds:
         if side.device == "cpu":
             return side.inputs_unchanged(self._oracle, batch)
         return key is None or side.mixed_inputs_unchanged(self._oracle, batch[chosen], key)
-
-    def _compare_clocks(self, candidate: timing.Contender, eager: timing.Contender) -> None:
-        """The device's events against the supervisor's clock, which sees all that the device does.
-
-        Raises DeviceError where they cannot both be right, RejectedError where a candidate's calls take longer than
-        torch's current stream knows of.
-        """
-        self.outside_ms = {"candidate": candidate.outside.to_json(), "eager": eager.outside.to_json()}
-        for contender in (eager, candidate):
-            outside, device = contender.outside.median_ms, contender.series.median_ms
-            if outside < _CLOCKS_AGREE * device - _CLOCK_SLACK_MS:
-                raise DeviceError(f"the supervisor's clock says {outside:.4g} ms a call, the device's {device:.4g} ms")
-        # the fastest round: a busy host makes some slow, work that events do not see makes all slow
-        outside, device = min(candidate.outside.values_ms), candidate.series.median_ms
-        if outside > device / _CLOCKS_AGREE + _CLOCK_SLACK_MS:
-            raise RejectedError(
-                Outcome.REFUSED,
-                f"a call takes {outside:.4g} ms until the device is idle, and {device:.4g} ms on torch's current "
-                "stream; enqueue all work on that stream",
-                device_trouble=True,
-            )
 
 
 def _some(rounds: int, count: int) -> set[int]:

@@ -16,6 +16,7 @@ from sandbox.judge import timing
 from sandbox.judge.arena import Arena
 from sandbox.judge.candidate_side import CandidateSide
 from sandbox.judge.checks import Checker, CheckReport
+from sandbox.judge.clocks import ClocksReport
 from sandbox.judge.gate import Gate
 from sandbox.judge.oracle_side import OracleSide
 from sandbox.judge.rejection import RejectedError
@@ -154,9 +155,9 @@ class Run:
                 raise
 
     @property
-    def outside_ms(self) -> dict[str, dict[str, float]]:
-        """On a GPU, times by the supervisor's clock, for Judgement.details."""
-        return self._rounds.outside_ms if self._rounds is not None else {}
+    def clocks(self) -> ClocksReport | None:
+        """On a GPU, after `time`."""
+        return self._rounds.clocks if self._rounds is not None else None
 
     def check_floor(self, candidate: timing.Series) -> dict[str, float]:
         """Raises RejectedError where a candidate is faster than its inputs and outputs can be moved."""

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from sandbox.judge.batch import BatchTimes
 from sandbox.judge.fresh import Slots
 from sandbox.judge.worker import Worker
 from sandbox.reward import eq1
@@ -83,14 +84,15 @@ class Contender:
 
     worker: Worker
     ready: Callable[[list[int]], None]
-    go: Callable[[], tuple[float, list[float]]]
-    """Wall seconds of the batch, and milliseconds of each call by the device's events where it has some."""
+    go: Callable[[], BatchTimes]
     after: Callable[[], None]
     ready_blank: Callable[[int], None] | None = None
     """Makes a batch of so many calls of nothing; None where the round trip of an empty one is all there is."""
     series: Series = field(default_factory=Series)
     outside: Series = field(default_factory=Series)
     """On a GPU, the same by the supervisor's clock."""
+    wipes_ms: list[float] = field(default_factory=list)
+    """On a GPU, what a wipe of the cache took, a value a timed batch."""
     blank_s: list[float] = field(default_factory=list)
     overhead_s: float = 0.0
     warm_s: float = 0.0
@@ -103,7 +105,7 @@ def measure_overhead(contender: Contender) -> None:
     times = []
     for _ in range(_NUM_EMPTY if contender.ready_blank is None else _NUM_EMPTY_GPU):
         contender.ready([])
-        times.append(contender.go()[0])
+        times.append(contender.go().seconds)
         contender.after()
     contender.overhead_s = min(times)
 
@@ -149,7 +151,7 @@ def _warm_up_on_cpu(contender: Contender, slots: Slots, goal_s: float) -> None:
 def _untimed_batch(contender: Contender, slots: Slots, num_calls: int) -> float:
     """Seconds of a batch, by which the next have as many calls as fit into TARGET_BATCH_S."""
     contender.ready([slots.filled[call % len(slots.filled)] for call in range(num_calls)])
-    last, _ = contender.go()
+    last = contender.go().seconds
     contender.after()
     each = max(last - contender.overhead_s, _LEAST_OWN_SHARE * last) / num_calls
     contender.num_calls = max(1, min(len(slots.every), math.ceil(TARGET_BATCH_S / each)))
@@ -194,16 +196,18 @@ def shuffled(things: list[Any]) -> list[Any]:
 def time_batch(contender: Contender, slots: list[int]) -> float:
     """One timed batch; the process stays as `go` leaves it. Milliseconds a call. Raises DeviceError."""
     contender.ready(slots)
-    seconds, device_ms = contender.go()
+    times = contender.go()
     if contender.ready_blank is None:
-        own_s = max(seconds - contender.overhead_s, _LEAST_OWN_SHARE * seconds)
+        own_s = max(times.seconds - contender.overhead_s, _LEAST_OWN_SHARE * times.seconds)
         return own_s / len(slots) * 1e3
-    if len(device_ms) != len(slots) or not all(0 < each < math.inf for each in device_ms):
+    if len(times.calls_ms) != len(slots) or not all(0 < each < math.inf for each in times.calls_ms):
         raise DeviceError(
-            f"the device's events say {device_ms[:3]} … ms to {len(slots)} calls; they cannot be relied on"
+            f"the device's events say {times.calls_ms[:3]} … ms to {len(slots)} calls; they cannot be relied on"
         )
-    contender.outside.values_ms.append((seconds - statistics.median(contender.blank_s)) / len(slots) * 1e3)
-    return middle_mean(device_ms)
+    contender.outside.values_ms.append((times.seconds - statistics.median(contender.blank_s)) / len(slots) * 1e3)
+    if times.wipe_ms > 0:
+        contender.wipes_ms.append(times.wipe_ms)
+    return middle_mean(times.calls_ms)
 
 
 def middle_mean(values: list[float]) -> float:
@@ -217,6 +221,6 @@ def time_blank(contender: Contender) -> float:
     if contender.ready_blank is None:
         return 0.0
     contender.ready_blank(contender.num_calls)
-    contender.blank_s.append(contender.go()[0])
+    contender.blank_s.append(contender.go().seconds)
     contender.after()
     return contender.blank_s[-1]

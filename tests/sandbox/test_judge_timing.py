@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from sandbox.config import JudgeConfig
+from sandbox.judge.batch import BatchTimes
+from sandbox.judge.clocks import ClocksReport, compare_clocks
+from sandbox.judge.health import GpuHealth
 from sandbox.judge.rejection import RejectedError
-from sandbox.judge.rounds import Rounds
 from sandbox.judge.timing import Contender, Series, is_clear, is_settled, middle_mean, time_batch
 from sandbox.types import DeviceError, Outcome
 
@@ -48,7 +49,7 @@ def gpu_contender(events_ms: list[float], *, seconds: float = 0.01, blank_s: flo
     return Contender(
         SimpleNamespace(),  # type: ignore[arg-type]
         ready,
-        lambda: (going[0], events_ms),
+        lambda: BatchTimes(going[0], events_ms, 0.05),
         lambda: None,
         ready_blank,
         num_calls=4,
@@ -59,7 +60,7 @@ def gpu_contender(events_ms: list[float], *, seconds: float = 0.01, blank_s: flo
 def test_a_gpus_time_is_that_of_its_events_and_the_outer_clock_is_kept_less_the_blank_batch():
     contender = gpu_contender([0.9, 1.0, 1.0, 1.1])
     assert time_batch(contender, [0, 1, 2, 3]) == 1.0
-    assert contender.outside.values_ms == [pytest.approx(1.0)]
+    assert contender.outside.values_ms == [pytest.approx(1.0)] and contender.wipes_ms == [0.05]
 
 
 @pytest.mark.parametrize("events_ms", [[], [1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0], [float("nan")] * 4])
@@ -68,23 +69,23 @@ def test_events_that_say_nothing_are_our_trouble(events_ms):
         time_batch(gpu_contender(events_ms), [0, 1, 2, 3])
 
 
-def compared(candidate: tuple[list[float], list[float]], eager: tuple[list[float], list[float]]) -> Rounds:
+def compared(
+    candidate: tuple[list[float], list[float]],
+    eager: tuple[list[float], list[float]],
+    wipes_ms: tuple[list[float], list[float]] = ([0.05] * 3, [0.05] * 3),
+) -> ClocksReport:
     """`candidate` and `eager`: milliseconds of rounds by the events and by the supervisor's clock."""
-    oracle = SimpleNamespace(device="cuda", layout=SimpleNamespace(slots=[], slot_bytes=0), worker=None)
-    side, outputs = SimpleNamespace(protocol="hardened", device="cuda", worker=None), SimpleNamespace()
-    run = Rounds(JudgeConfig(device="cuda"), oracle, side, outputs, mutates=False, shares=None)  # type: ignore[arg-type]
     contenders = []
-    for events, outside in (candidate, eager):
+    for (events, outside), wipes in zip((candidate, eager), wipes_ms, strict=True):
         contender = gpu_contender([1.0] * 4)
-        contender.series, contender.outside = Series(events), Series(outside)
+        contender.series, contender.outside, contender.wipes_ms = Series(events), Series(outside), wipes
         contenders.append(contender)
-    run._compare_clocks(*contenders)
-    return run
+    return compare_clocks(*contenders)
 
 
 def test_clocks_that_agree_pass_however_noisy_the_outer_one_is():
-    run = compared(([0.017] * 3, [0.03, 0.028, 0.2]), ([0.05] * 3, [0.06, 0.07, 0.3]))
-    assert run.outside_ms["candidate"]["min_ms"] == 0.028
+    report = compared(([0.017] * 3, [0.03, 0.028, 0.2]), ([0.05] * 3, [0.06, 0.07, 0.3]))
+    assert report.outside_ms["candidate"]["min_ms"] == 0.028 and not report.doubt
 
 
 def test_work_that_events_do_not_see_is_refused_but_asked_for_twice():
@@ -96,3 +97,19 @@ def test_work_that_events_do_not_see_is_refused_but_asked_for_twice():
 def test_an_outer_clock_that_is_faster_than_the_device_is_our_trouble():
     with pytest.raises(DeviceError, match="the supervisor's clock says 0.5 ms"):
         compared(([1.0] * 3, [0.5] * 3), ([1.0] * 3, [1.0] * 3))
+
+
+def test_a_process_in_which_even_wipes_take_long_was_read_too_slow():
+    times = ([0.07] * 3, [0.08] * 3), ([0.05] * 3, [0.06] * 3)
+    report = compared(*times, ([0.21, 0.05, 0.2], [0.05, 0.06, 0.05]))
+    assert report.doubt == "a wipe of the cache took 0.2 ms in the candidate's process, 0.05 ms in eager's"
+    assert not compared(*times, ([0.06] * 3, [0.05] * 3)).doubt
+    assert not compared(*times, ([], [])).doubt, "calls that are so long that each is a batch"
+
+
+def test_eager_is_held_against_what_the_device_has_done_before():
+    health = GpuHealth(SimpleNamespace(kind="cuda"), SimpleNamespace())  # type: ignore[arg-type]
+    for wipe_ms in (0.0, 0.2, 0.05, 0.06, 0.0):
+        health.require_prompt(wipe_ms)
+    with pytest.raises(DeviceError, match="took 0.08 ms in its process, it has taken 0.05 ms"):
+        health.require_prompt(0.08)

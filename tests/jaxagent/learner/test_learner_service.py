@@ -31,11 +31,11 @@ def own_cache(tmp_path, monkeypatch):
         (["--gpus.learner=0.4"], {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
         (
             ["--gpus.learner=1", "--gpus.learner_memory=0.3"],
-            {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.3"},
+            {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.3"},
         ),
     ],
 )
-def test_the_learner_takes_a_gpu_only_where_it_has_a_share_and_never_all_of_it_at_once(overrides, expected):
+def test_the_learner_takes_a_gpu_only_where_it_has_a_share_and_all_that_is_its_own_at_once(overrides, expected):
     assert learner_environment(load_config(Path("configs/smoke.yaml"), overrides)) == expected
 
 

@@ -40,6 +40,8 @@ def test_an_honest_kernel_is_timed_by_two_clocks_that_agree(judge, device):
     assert abs(outside - events) < 0.03 + 0.25 * events
     assert judgement.details["floor"]["floor_ms"] < judgement.candidate_ms
     assert judgement.details["gpu"] and "first_try" not in judgement.details
+    wipes = judgement.details["wipe_ms"]
+    assert 0 < wipes["candidate"] < 1.5 * wipes["eager"]
     eager_ms, compile_ms = device.baseline(CHAIN.task)
     assert eager_ms > 0 and compile_ms > 0
 
@@ -64,6 +66,13 @@ SIDE_STREAM = CHAIN.kernel.replace(
   if (!side) cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking);
   for (int again = 0; again < 50; ++again) chain_kernel<<<blocks_for(n), 256, 0, side>>>(x, y, n, scale);""",
 )
+
+
+def test_slow_python_counts_as_the_candidates_time_and_is_no_trouble_of_the_device(judge):
+    slow = CHAIN.candidate(forward="for _ in range(30000):\n    pass\n" + CHAIN.forward)
+    judgement = judge(CHAIN.task, slow, timed=True)
+    assert judgement.accepted and "first_try" not in judgement.details, judgement.message
+    assert judgement.candidate_ms > 5 * judge(CHAIN.task, CHAIN.good, timed=True).candidate_ms
 
 
 def test_work_on_a_side_stream_ends_inside_the_clock_and_is_refused(judge):
