@@ -23,8 +23,8 @@ class GpuConfig(Config):
     """Of each profiler device, where judge.device is cuda. Candidates are timed one at a time on a device, and what
     else is on its GPU stands still meanwhile (judge.quiet)."""
     learner_memory: float | None = Field(default=None, gt=0, le=1)
-    """Part of the GPU's memory, of what is free when it starts, that JAX takes at the start; None: it takes memory as it
-    needs it, at most 0.75, in pieces that a large step may not fit into though they would do together."""
+    """Part of the GPU's memory, of what is free when it starts, that JAX takes at the start; None: it takes memory as
+    it needs it, at most 0.75, in pieces that a large step may not fit into though they would do together."""
     wait_s: float = Field(default=600.0, gt=0)
     """How long a run waits for GPUs that others of its Ray cluster have."""
 

@@ -19,6 +19,8 @@ class BatchTimes:
     """Each call by the device's events, where it has some."""
     wipe_ms: float
     """By the same, the median time from the end of a call to the start of the next; 0 where there is none."""
+    launch_ms: float
+    """Of the process's own clock, what launching a call took; 0 where nobody says."""
 
 
 def run_batch(worker: Worker, timeout_s: float) -> BatchTimes:
@@ -30,8 +32,8 @@ def run_batch(worker: Worker, timeout_s: float) -> BatchTimes:
     worker.wake()
     reply = worker.receive(deadline=deadline)
     seconds = time.perf_counter() - began
-    wipe = _numbers([reply.get("wipe_ms", 0.0)])
-    return BatchTimes(seconds, _numbers(reply.get("device_ms", [])), wipe[0] if wipe else 0.0)
+    times = _numbers([reply.get("wipe_ms", 0.0), reply.get("launch_ms", 0.0)]) or [0.0, 0.0]
+    return BatchTimes(seconds, _numbers(reply.get("device_ms", [])), *times)
 
 
 def _numbers(values: Any) -> list[float]:

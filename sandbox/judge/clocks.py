@@ -1,8 +1,8 @@
-"""What a GPU's events say, held against the supervisor's clock and against a piece of work that is always the same.
+"""What a GPU's events say, held against the supervisor's clock and against what is the same in either process.
 
-Between two calls of a batch the cache is wiped, which takes the same time in either process. Where it takes longer in
-one of them, that process launches its work late, or the device serves it slowly, and so were its calls: seen on an
-H200, four times as long, from the first round of a judgement to its last.
+Now and then one process's calls take four times as long, from the first round of a judgement to its last (seen on an
+H200). What is always the same tells: the wipe of the cache between two calls takes longer where the device serves a
+process slowly or its work comes late, and launching calls of nothing does where its host is slow.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sandbox.types import DeviceError, Outcome
 
 _AGREE, _SLACK_MS = 0.8, 0.03
 """Events and the supervisor's clock may differ by so much, and by what a round trip varies."""
-SLOW_WIPE = 1.5
-"""A wipe takes no longer than so many times what it takes elsewhere."""
+SLOW = {"wipe": 1.5, "launch": 2.0}
+"""What is the same takes no longer than so many times what it takes elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +27,13 @@ class ClocksReport:
 
     outside_ms: dict[str, dict[str, float]]
     """Times by the supervisor's clock."""
-    wipe_ms: dict[str, float]
-    """Medians, of candidate and eager; 0 where batches are of one call."""
+    same_ms: dict[str, dict[str, float]]
+    """Of candidate and eager, "wipe" (median; 0 where batches are of one call) and "launch" (the shortest)."""
 
     @property
     def doubt(self) -> str:
         """Why the candidate may have been read too slow; "" where nothing says so."""
-        mine, eager = self.wipe_ms["candidate"], self.wipe_ms["eager"]
-        if not eager or mine <= SLOW_WIPE * eager:
-            return ""
-        return f"a wipe of the cache took {mine:.4g} ms in the candidate's process, {eager:.4g} ms in eager's"
+        return slower(self.same_ms["candidate"], self.same_ms["eager"])
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,9 +57,20 @@ def compare_clocks(candidate: Contender, eager: Contender) -> ClocksReport:
         )
     return ClocksReport(
         outside_ms={"candidate": candidate.outside.to_json(), "eager": eager.outside.to_json()},
-        wipe_ms={"candidate": _middle(candidate.wipes_ms), "eager": _middle(eager.wipes_ms)},
+        same_ms={"candidate": _same(candidate), "eager": _same(eager)},
     )
 
 
-def _middle(values: list[float]) -> float:
-    return statistics.median(values) if values else 0.0
+def slower(same_ms: dict[str, float], usual_ms: dict[str, float]) -> str:
+    """What took longer than it usually does, in words; "" where nothing did."""
+    for name, limit in SLOW.items():
+        if usual_ms[name] and same_ms[name] > limit * usual_ms[name]:
+            return f"one {name} took {same_ms[name]:.4g} ms in this process, {usual_ms[name]:.4g} ms in another"
+    return ""
+
+
+def _same(contender: Contender) -> dict[str, float]:
+    return {
+        "wipe": statistics.median(contender.wipes_ms) if contender.wipes_ms else 0.0,
+        "launch": min(contender.launches_ms, default=0.0),
+    }

@@ -170,7 +170,7 @@ class DeviceJudge:
                 run.check_shares(candidate)
         if run.clocks is not None:
             details |= run.clocks.to_json()
-            self._health.require_prompt(run.clocks.wipe_ms["eager"])
+            self._health.require_prompt(run.clocks.same_ms["eager"])
             if run.clocks.doubt and not again:
                 raise RejectedError(Outcome.REFUSED, run.clocks.doubt, device_trouble=True)
             if self._config.protocol == "hardened":

@@ -187,11 +187,13 @@ class CudaPlacement:
         runtime.forget_persisting_lines()
         for _ in range(_HEAD_START):
             runtime.fill(wiped, 0, size)
+        began = time.perf_counter()
         for (start, end), arguments in zip(self._events, calls, strict=False):
             runtime.fill(wiped, 0, size)
             start.record()
             outputs.append(model(*arguments))
             end.record()
+        launched = time.perf_counter() - began
         _synchronize()  # type: ignore[misc]
         runtime.raise_error()
         if self.tampering():
@@ -201,6 +203,7 @@ class CudaPlacement:
         return {
             "device_ms": [start.elapsed_time(end) for start, end in timed],
             "wipe_ms": statistics.median(between) if between else 0.0,
+            "launch_ms": launched * 1e3 / max(1, len(calls)),
         }
 
     def address_of(self, tensor: Any) -> int:
@@ -250,7 +253,7 @@ class CudaPlacement:
     def warm_libraries(self) -> None:
         for dtype in (torch.float32, torch.float64):
             small = torch.ones(64, 64, dtype=dtype, device="cuda")
-            small @ small
+            torch.mm(small, small)
         torch.cuda.synchronize()
 
     def probe(self) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sandbox.judge.clocks import SLOW_WIPE
+from sandbox.judge.clocks import slower
 from sandbox.judge.spec import DeviceSpec
 from sandbox.judge.workers import Workers
 from sandbox.types import DeviceError
@@ -22,7 +22,7 @@ class GpuHealth:
         self._spec = spec
         self._workers = workers
         self._free_bytes = 0
-        self._wipe_ms = 0.0
+        self._usual_ms: dict[str, float] = {}
         self.facts: dict[str, Any] = {}
         """What the first worker of a GPU said about it: gpu.CudaPlacement.start."""
 
@@ -40,19 +40,15 @@ class GpuHealth:
         """New workers, who said `facts`, found memory enough, so that a lack of it is a task's own or a neighbour's."""
         return bool(self.facts) and facts["free_bytes"] >= _ROOMY_SHARE * self.facts["free_bytes"]
 
-    def require_prompt(self, wipe_ms: float) -> None:
-        """Raises DeviceError where a process of the reference was served much later than one has been before.
+    def require_prompt(self, same_ms: dict[str, float]) -> None:
+        """Raises DeviceError where a process of the reference was served later than one has been before.
 
-        `wipe_ms`: what a wipe of the cache took in it; 0 where nobody knows.
+        `same_ms`: of ClocksReport.
         """
-        if not wipe_ms:
-            return
-        if self._wipe_ms and wipe_ms > SLOW_WIPE * self._wipe_ms:
-            raise DeviceError(
-                f"eager was read too slow: a wipe of the cache took {wipe_ms:.4g} ms in its process, it has taken "
-                f"{self._wipe_ms:.4g} ms"
-            )
-        self._wipe_ms = min(self._wipe_ms or wipe_ms, wipe_ms)
+        if self._usual_ms and (text := slower(same_ms, self._usual_ms)):
+            raise DeviceError(f"eager was read too slow: {text}")
+        for name, value in same_ms.items():
+            self._usual_ms[name] = min(self._usual_ms.get(name) or value, value or self._usual_ms.get(name, 0.0))
 
     def described(self) -> dict[str, Any]:
         """For Judgement.details."""

@@ -19,7 +19,7 @@ from sandbox.judge.spec import DeviceSpec
 from sandbox.judge.timing import Series
 from sandbox.judge.turn import Turns, probe_of
 from sandbox.judge.workers import Workers
-from sandbox.types import Task
+from sandbox.types import DeviceError, Task
 
 _DRIFT_LIMIT = 2.0
 _GPU_CLOCK = "clock 2"
@@ -78,8 +78,9 @@ class TaskBaselines:
     def revised(self, task: Task, baseline: Baseline, eager: Series, details: dict[str, Any]) -> Baseline:
         """Times the baseline again where eager has moved too far since: one of the two was taken in a storm.
 
-        Once for each such distance: what counts is the ratio of torch.compile to eager, and on a machine whose speed
-        comes and goes it is no better for being taken again at each turn.
+        On a CPU once for each such distance: what counts is the ratio of torch.compile to eager, and on a machine whose
+        speed comes and goes it is no better for being taken again at each turn. On a GPU raises DeviceError where it
+        was `eager`.
         """
         low, high = self._known_eager_ms.get(task.code, (baseline.eager_ms, baseline.eager_ms))
         if low / _DRIFT_LIMIT < eager.median_ms < high * _DRIFT_LIMIT:
@@ -87,6 +88,11 @@ class TaskBaselines:
         drift = eager.median_ms / baseline.eager_ms
         details["baseline_retimed"] = {"drift": drift, "eager_ms": baseline.eager_ms, "compile_ms": baseline.compile_ms}
         again = self.of(task, fresh=True)
+        if self._spec.kind == "cuda" and not 1 / _DRIFT_LIMIT < eager.median_ms / again.eager_ms < _DRIFT_LIMIT:
+            raise DeviceError(
+                f"task {task.task_id}: eager took {eager.median_ms:.4g} ms beside the candidate and "
+                f"{again.eager_ms:.4g} ms in another process just afterwards; no GPU's speed comes and goes like that"
+            )
         seen = (low, high, eager.median_ms, again.eager_ms)
         self._known_eager_ms[task.code] = (min(seen), max(seen))
         return again

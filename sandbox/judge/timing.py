@@ -93,6 +93,8 @@ class Contender:
     """On a GPU, the same by the supervisor's clock."""
     wipes_ms: list[float] = field(default_factory=list)
     """On a GPU, what a wipe of the cache took, a value a timed batch."""
+    launches_ms: list[float] = field(default_factory=list)
+    """What launching a call of nothing took, a value a batch of such."""
     blank_s: list[float] = field(default_factory=list)
     overhead_s: float = 0.0
     warm_s: float = 0.0
@@ -221,6 +223,8 @@ def time_blank(contender: Contender) -> float:
     if contender.ready_blank is None:
         return 0.0
     contender.ready_blank(contender.num_calls)
-    contender.blank_s.append(contender.go().seconds)
+    times = contender.go()
+    contender.blank_s.append(times.seconds)
+    contender.launches_ms.append(times.launch_ms)
     contender.after()
     return contender.blank_s[-1]

@@ -101,7 +101,7 @@ def measure(judge: DeviceJudge, case: gpu_cases.Case, artifact: Artifact, repeat
         "phases": accepted[-1].details["phases"],
         "turn": accepted[-1].details["turn"],
         "rounds": [each.details["candidate"]["rounds"] for each in accepted],
-        "wipe_ms": [each.details["wipe_ms"] for each in accepted],
+        "same_ms": [each.details["same_ms"] for each in accepted],
         "first_tries": [each.details["first_try"] for each in accepted if "first_try" in each.details],
         "still": sum(each.details["turn"]["still"] for each in accepted),
         "ratios": [round(ratio, 4) for ratio in ratios],

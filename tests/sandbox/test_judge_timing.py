@@ -49,7 +49,7 @@ def gpu_contender(events_ms: list[float], *, seconds: float = 0.01, blank_s: flo
     return Contender(
         SimpleNamespace(),  # type: ignore[arg-type]
         ready,
-        lambda: BatchTimes(going[0], events_ms, 0.05),
+        lambda: BatchTimes(going[0], events_ms, 0.05, 0.01),
         lambda: None,
         ready_blank,
         num_calls=4,
@@ -73,12 +73,14 @@ def compared(
     candidate: tuple[list[float], list[float]],
     eager: tuple[list[float], list[float]],
     wipes_ms: tuple[list[float], list[float]] = ([0.05] * 3, [0.05] * 3),
+    launches_ms: tuple[list[float], list[float]] = ([0.01] * 3, [0.01] * 3),
 ) -> ClocksReport:
     """`candidate` and `eager`: milliseconds of rounds by the events and by the supervisor's clock."""
     contenders = []
-    for (events, outside), wipes in zip((candidate, eager), wipes_ms, strict=True):
+    for (events, outside), wipes, launches in zip((candidate, eager), wipes_ms, launches_ms, strict=True):
         contender = gpu_contender([1.0] * 4)
-        contender.series, contender.outside, contender.wipes_ms = Series(events), Series(outside), wipes
+        contender.series, contender.outside = Series(events), Series(outside)
+        contender.wipes_ms, contender.launches_ms = wipes, launches
         contenders.append(contender)
     return compare_clocks(*contenders)
 
@@ -99,17 +101,21 @@ def test_an_outer_clock_that_is_faster_than_the_device_is_our_trouble():
         compared(([1.0] * 3, [0.5] * 3), ([1.0] * 3, [1.0] * 3))
 
 
-def test_a_process_in_which_even_wipes_take_long_was_read_too_slow():
+def test_a_process_in_which_even_what_is_always_the_same_takes_long_was_read_too_slow():
     times = ([0.07] * 3, [0.08] * 3), ([0.05] * 3, [0.06] * 3)
     report = compared(*times, ([0.21, 0.05, 0.2], [0.05, 0.06, 0.05]))
-    assert report.doubt == "a wipe of the cache took 0.2 ms in the candidate's process, 0.05 ms in eager's"
-    assert not compared(*times, ([0.06] * 3, [0.05] * 3)).doubt
+    assert report.doubt == "one wipe took 0.2 ms in this process, 0.05 ms in another"
+    report = compared(*times, launches_ms=([0.05, 0.04, 0.08], [0.01, 0.03, 0.04]))
+    assert report.doubt == "one launch took 0.04 ms in this process, 0.01 ms in another"
+    assert not compared(*times, ([0.06] * 3, [0.05] * 3), ([0.015] * 3, [0.01] * 3)).doubt
     assert not compared(*times, ([], [])).doubt, "calls that are so long that each is a batch"
 
 
 def test_eager_is_held_against_what_the_device_has_done_before():
     health = GpuHealth(SimpleNamespace(kind="cuda"), SimpleNamespace())  # type: ignore[arg-type]
-    for wipe_ms in (0.0, 0.2, 0.05, 0.06, 0.0):
-        health.require_prompt(wipe_ms)
-    with pytest.raises(DeviceError, match="took 0.08 ms in its process, it has taken 0.05 ms"):
-        health.require_prompt(0.08)
+    for wipe in (0.0, 0.2, 0.05, 0.06, 0.0):
+        health.require_prompt({"wipe": wipe, "launch": 0.01})
+    with pytest.raises(DeviceError, match="too slow: one wipe took 0.08 ms in this process, 0.05 ms in another"):
+        health.require_prompt({"wipe": 0.08, "launch": 0.01})
+    with pytest.raises(DeviceError, match="one launch took 0.03 ms"):
+        health.require_prompt({"wipe": 0.05, "launch": 0.03})

@@ -9,10 +9,11 @@ import pytest
 
 from sandbox.baselines import Baseline
 from sandbox.config import JudgeConfig
+from sandbox.judge.health import GpuHealth
 from sandbox.judge.spec import DeviceSpec
 from sandbox.judge.task_baselines import TaskBaselines
 from sandbox.judge.timing import Series
-from sandbox.types import Task
+from sandbox.types import DeviceError, Task
 
 
 def baseline(eager_ms: float) -> Baseline:
@@ -61,3 +62,18 @@ def test_what_is_known_of_one_task_says_nothing_of_another(baselines, taken):
     taken += [9.0, 9.0]
     for task in (cases.CHAIN_TASK, cases.AFFINE_TASK):
         assert revise(baselines, baseline(4.0), 10.0, task)[1] == 2.5
+
+
+def test_on_a_gpu_an_eager_that_its_baseline_denies_twice_is_our_trouble(tmp_path, taken):
+    none: Any = None
+    spec = DeviceSpec(cores=[0], kind="cuda", visible="0")
+    health = GpuHealth(spec, none)
+    on_gpu = TaskBaselines(
+        JudgeConfig(baseline_dir=tmp_path), spec, workers=none, turns=none, health=health, has_room=lambda _: True
+    )
+    stored = baseline(0.05)
+    taken += [0.051, 0.21]
+    with pytest.raises(DeviceError, match=r"eager took 0\.22 ms beside the candidate and 0\.051 ms in another process"):
+        revise(on_gpu, stored, 0.22)
+    assert revise(on_gpu, stored, 0.05) == (stored, None)
+    assert revise(on_gpu, stored, 0.22)[0].eager_ms == 0.21, "it was the baseline that had been read too fast"

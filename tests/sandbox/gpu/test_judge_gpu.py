@@ -40,8 +40,8 @@ def test_an_honest_kernel_is_timed_by_two_clocks_that_agree(judge, device):
     assert abs(outside - events) < 0.03 + 0.25 * events
     assert judgement.details["floor"]["floor_ms"] < judgement.candidate_ms
     assert judgement.details["gpu"] and "first_try" not in judgement.details
-    wipes = judgement.details["wipe_ms"]
-    assert 0 < wipes["candidate"] < 1.5 * wipes["eager"]
+    mine, eager = judgement.details["same_ms"]["candidate"], judgement.details["same_ms"]["eager"]
+    assert 0 < mine["wipe"] < 1.5 * eager["wipe"] and 0 < mine["launch"] < 2 * eager["launch"]
     eager_ms, compile_ms = device.baseline(CHAIN.task)
     assert eager_ms > 0 and compile_ms > 0
 
