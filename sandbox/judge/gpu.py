@@ -1,24 +1,10 @@
-"""A worker's tensors on a GPU: copies in and out, garbage in free memory, a cold cache, and the calls that are timed.
-
-A batch, and the empty one that the supervisor takes off its time:
-
-    head start ─► [wipe the L2 cache ─► event ─► model(inputs) ─► event] x calls ─► device idle
-    head start ─► [wipe the L2 cache ─► event ─►               ─► event] x calls ─► device idle
-
-While the cache is wiped the host gets ahead, and before the first call by more, so events tell what the device took and
-not how fast Python launches: where the host is late the device waits between two kernels of one call, and that counts.
-Waiting is for the whole device: work on other streams, which events do not see, ends inside the clock of the
-supervisor, who times the batch from outside and compares.
-"""
+"""A worker's tensors on a GPU: copies in and out, and garbage in free memory."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import random
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -26,14 +12,9 @@ import numpy as np
 import torch
 
 from sandbox.judge.cuda_runtime import CudaRuntime
+from sandbox.judge.gpu_clock import DeviceClock
 from sandbox.judge.placement import address_of, layout_of
 
-_synchronize = torch._C._cuda_synchronize if hasattr(torch._C, "_cuda_synchronize") else None
-_WIPE_FACTOR = 3
-"""Bytes written between two calls, in sizes of the L2 cache."""
-_HEAD_START = 10
-"""Wipes before the first call: half a millisecond on an H200, 16 us a call in a batch of 33. Not more, since what a
-candidate does on other streams is hidden as long."""
 _POISON_SHARE, _MAX_POISON_BYTES = 0.25, 2 << 30
 _SMALL_BLOCK_BYTES, _SMALL_BLOCKS = 1 << 20, 16
 """The caching allocator serves up to 1 MiB from segments of their own."""
@@ -41,8 +22,6 @@ _GARBAGE = (0x7F, 0xFF)
 """3.4e38 and NaN as float32: one survives a minimum, the other a sum."""
 _LIMIT_PERSISTING_L2 = 6
 _PERSISTING = "changed the device's limit of L2 cache that outlives a flush"
-_MAX_CALLS = 64
-_PROBES = 24
 _WORTH_PINNING_BYTES = 1 << 20
 
 
@@ -66,14 +45,8 @@ class CudaPlacement:
         torch.set_float32_matmul_precision("highest")
         self._runtime = CudaRuntime()
         properties = torch.cuda.get_device_properties(0)
-        self._l2_bytes = int(getattr(properties, "L2_cache_size", 0)) or 64 << 20
-        self._wiped = torch.empty(_WIPE_FACTOR * self._l2_bytes, dtype=torch.uint8, device="cuda")
-        self._events = [
-            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(_MAX_CALLS)
-        ]
-        for start, end in self._events:  # an event is made when it is first recorded
-            start.record()
-            end.record()
+        l2_bytes = int(getattr(properties, "L2_cache_size", 0)) or 64 << 20
+        self._clock = DeviceClock(self._runtime, l2_bytes)
         self._persisting_bytes = self._runtime.limit(_LIMIT_PERSISTING_L2)
         torch.cuda.synchronize()
         free_bytes, total_bytes = torch.cuda.mem_get_info()
@@ -82,7 +55,7 @@ class CudaPlacement:
             "capability": [properties.major, properties.minor],
             "free_bytes": free_bytes,
             "total_bytes": total_bytes,
-            "l2_bytes": self._l2_bytes,
+            "l2_bytes": l2_bytes,
             "cuda": torch.version.cuda,
         }
 
@@ -183,28 +156,10 @@ class CudaPlacement:
         self._runtime.clear_error()
 
     def run(self, model: Callable[..., Any], calls: list[list[Any]], outputs: list[Any]) -> dict[str, Any]:
-        wiped, size, runtime = self._wiped.data_ptr(), self._wiped.nbytes, self._runtime
-        runtime.forget_persisting_lines()
-        for _ in range(_HEAD_START):
-            runtime.fill(wiped, 0, size)
-        began = time.perf_counter()
-        for (start, end), arguments in zip(self._events, calls, strict=False):
-            runtime.fill(wiped, 0, size)
-            start.record()
-            outputs.append(model(*arguments))
-            end.record()
-        launched = time.perf_counter() - began
-        _synchronize()  # type: ignore[misc]
-        runtime.raise_error()
+        times = self._clock.run(model, calls, outputs)
         if self.tampering():
             raise RuntimeError(_PERSISTING)
-        timed = self._events[: len(calls)]
-        between = [end.elapsed_time(start) for (_, end), (start, _) in itertools.pairwise(timed)]
-        return {
-            "device_ms": [start.elapsed_time(end) for start, end in timed],
-            "wipe_ms": statistics.median(between) if between else 0.0,
-            "launch_ms": launched * 1e3 / max(1, len(calls)),
-        }
+        return times
 
     def address_of(self, tensor: Any) -> int:
         return address_of(tensor, "cuda")
@@ -257,25 +212,14 @@ class CudaPlacement:
         torch.cuda.synchronize()
 
     def probe(self) -> list[float]:
-        times = []
-        for _ in range(_PROBES):
-            began = time.perf_counter()
-            self._runtime.fill(self._wiped.data_ptr(), 0, self._wiped.nbytes)
-            _synchronize()  # type: ignore[misc]
-            times.append((time.perf_counter() - began) * 1e3)
-        return times
+        return self._clock.probe()
+
+    def copy_rate(self, num_bytes: int) -> float:
+        return self._clock.copy_rate(num_bytes)
 
     def tampering(self) -> list[str]:
         limit = self._runtime.limit(_LIMIT_PERSISTING_L2)
         return [_PERSISTING] if limit not in (None, self._persisting_bytes) else []
-
-    def copy_rate(self, num_bytes: int) -> float:
-        """Bytes a millisecond of a copy that moves `num_bytes` through a cold cache, reads and writes together."""
-        half = max(1, num_bytes // 2)
-        source, target = (torch.zeros(half, dtype=torch.uint8, device="cuda") for _ in range(2))
-        calls: list[list[Any]] = [[source] for _ in range(16)]
-        times = self.run(target.copy_, calls, [])["device_ms"]
-        return 2 * half / min(times)
 
 
 def _offsets(tensor: torch.Tensor, places: list[int]) -> np.ndarray:

@@ -7,7 +7,7 @@ A time is the wall time of a batch on the supervisor's clock, less that of an em
 rounds are reported with their quartiles. Warm-up goes by time, since a fresh process reads several times too slow at
 first and whoever is timed first would lose.
 
-On a GPU a batch also wipes the cache before every call (sandbox.judge.gpu). The time is then that of the device's
+On a GPU a batch also wipes the cache before every call (sandbox.judge.gpu_clock). The time is then that of the device's
 events, the only clock that is fine enough for kernels of microseconds; the supervisor's clock, less a batch of as many
 calls of nothing, has to agree with it (Rounds._compare_clocks).
 """
