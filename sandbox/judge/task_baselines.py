@@ -23,7 +23,7 @@ from sandbox.types import DeviceError, Task
 
 _DRIFT_LIMIT = 2.0
 _GPU_CLOCK = "clock 2"
-"""Another one wherever sandbox.judge.gpu_clock takes other times of the same code: stored baselines are then taken anew."""
+"""Another one wherever sandbox.judge.gpu_clock takes other times of the same code: stored baselines are taken anew."""
 _COMPILE_TIMEOUT_S = 600.0
 """Most of it the process may have stood still, since others were timed."""
 
