@@ -6,6 +6,7 @@ driver ──run(task, …)──► RolloutActor x N ──generate(token ids)�
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +55,7 @@ class _EngineProcess:
         )
         self._engine = self._make()
         self._was_started = False
+        self._quiet: QuietLease | None = None
         self._occupancy, self._num_tokens = Occupancy(), 0
 
     async def start(self, version: int = 0) -> float:
@@ -76,7 +78,14 @@ class _EngineProcess:
         return self._occupancy.seconds, self._num_tokens
 
     async def publish(self, package: Package, version: int | None = None) -> dict[str, Any]:
-        return await self._engine.publish(package, version)
+        """Begins when nobody is frozen, and nobody is until its end: replies wait no longer than the exchange takes."""
+        return await asyncio.shield(asyncio.ensure_future(self._publish(package, version)))
+
+    async def _publish(self, package: Package, version: int | None) -> dict[str, Any]:
+        with contextlib.ExitStack() as stack:
+            if self._quiet is not None:
+                await asyncio.to_thread(stack.enter_context, self._quiet.awake())
+            return await self._engine.publish(package, version)
 
     async def check_health(self, timeout_s: float = 30.0) -> None:
         await self._engine.check_health(timeout_s=timeout_s)
@@ -90,9 +99,9 @@ class _EngineProcess:
 
     async def join_quiet(self, registry_dir: Path) -> None:
         """This actor and the engine's own processes stand still while a kernel is timed on their machine."""
-        lease = QuietLease(registry_dir)
+        self._quiet = QuietLease(registry_dir)
         for pid in (*self._engine.process_ids(), os.getpid()):
-            lease.register(pid)
+            self._quiet.register(pid)
 
     async def close(self) -> None:
         await self._engine.close()

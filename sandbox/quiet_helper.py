@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+LOCK = "lock"
+"""File of the registry: locked by whoever freezes, shared by those who are not to be frozen."""
 MAX_HOLD_S = 60.0
 _MAX_PASSES = 5
 _SETTLE_S = 0.1
@@ -143,7 +145,7 @@ def serve(registry: Path, holder: int) -> None:
     """Life of the helper: freeze and thaw by command, thaw at the end of the pipe."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    with open(registry / "lock", "w") as lock:
+    with open(registry / LOCK, "w") as lock:
         frozen: list[tuple[int, int]] | None = None
         pending = b""
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -82,6 +83,7 @@ class LearnerService:
         self._weights = make_outgoing(config, host=host)
         self._probe = probe_tokens(self._model_dir, config.engine.probe_tokens)
         self._config = config
+        self._quiet: QuietLease | None = None
         self._lessons: dict[str, list[TokenSequence]] = {}
 
     def model_dir(self) -> str:
@@ -132,7 +134,8 @@ class LearnerService:
 
     def send_weights(self, package: PackedPackage) -> None:
         """The learner's part in an engine's exchange, where one is needed; may run while anything else does."""
-        self._weights.send(package)
+        with self._quiet.awake() if self._quiet is not None else contextlib.nullcontext():
+            self._weights.send(package)
 
     def save(self, driver: dict[str, Any]) -> int:
         """A checkpoint with the driver's record; that of a stage's end is kept for runs that start from it."""
@@ -149,7 +152,8 @@ class LearnerService:
 
     def join_quiet(self, registry_dir: Path) -> None:
         """This process stands still while a kernel is timed on its machine."""
-        QuietLease(registry_dir).register(os.getpid())
+        self._quiet = QuietLease(registry_dir)
+        self._quiet.register(os.getpid())
 
     def close(self) -> None:
         self._checkpoints.close()

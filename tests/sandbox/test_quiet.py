@@ -149,6 +149,35 @@ def test_a_second_holder_waits_for_the_first(tmp_path, lease):
     holder.stdout.close()
 
 
+def test_nobody_is_frozen_while_another_has_to_stay_awake(tmp_path, lease, sleeper):
+    child = int(sleeper.stdout.readline())
+    lease.register(sleeper.pid)
+    frozen = threading.Event()
+
+    def freeze() -> None:
+        with lease.hold():
+            frozen.set()
+
+    other = QuietLease(tmp_path / "registry")
+    holder = threading.Thread(target=freeze)
+    with other.awake(), lease.awake():
+        holder.start()
+        assert not frozen.wait(0.4) and state_of(child) != "T"
+    assert frozen.wait(10.0)
+    holder.join()
+
+
+def test_whoever_has_to_stay_awake_waits_for_the_holder(tmp_path, lease):
+    holder = start_holder(tmp_path / "registry")
+    began = time.monotonic()
+    killer = subprocess.Popen(["bash", "-c", f"sleep 0.5; kill -9 {holder.pid}"])
+    with lease.awake():
+        assert time.monotonic() - began > 0.4
+    killer.wait()
+    holder.wait()
+    holder.stdout.close()
+
+
 def test_a_process_that_is_gone_is_not_frozen_under_its_number(lease, tmp_path):
     process = subprocess.Popen(["sleep", "300"])
     lease.register(process.pid)

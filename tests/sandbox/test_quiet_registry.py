@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -100,4 +101,7 @@ def test_a_lease_whose_empty_registry_was_removed_still_holds(tmp_path):
     assert remove_abandoned(tmp_path) == 1
     with lease.hold() as frozen:
         assert frozen == 0
+    shutil.rmtree(registry)
+    with lease.awake():
+        assert registry.is_dir()
     lease.close()
