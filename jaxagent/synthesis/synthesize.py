@@ -28,7 +28,7 @@ from jaxagent.synthesis.ops6k import OpsRow, export_ops6k, split_by_family
 from jaxagent.synthesis.progress import phase_bars
 from jaxagent.synthesis.run_rules import median_ms
 
-_BORDERLINE = 1.3
+_BORDERLINE = 2.0
 """Times within this ratio of a limit may fall on its other side on another day."""
 
 
@@ -145,11 +145,10 @@ def _summary(config: SynthesisConfig, result: Synthesis, seconds: float, num_res
 def _is_borderline(task: CheckedTask, config: SynthesisConfig) -> bool:
     """Kept or dropped by a time that might come out otherwise."""
     reason = None if task.finding is None else str(task.finding.reason)
-    median = median_ms(task.evidence)
-    if median is None or reason not in (None, "too_fast", "too_slow"):
+    if median_ms(task.evidence) is None or reason not in (None, "too_fast", "too_slow"):
         return False
-    limits = (config.filters.min_ms, config.filters.max_ms)
-    return any(1 / _BORDERLINE < median / limit < _BORDERLINE for limit in limits)
+    low, high = task.evidence["time"]["p25_ms"] / _BORDERLINE, task.evidence["time"]["p75_ms"] * _BORDERLINE
+    return any(low < limit < high for limit in (config.filters.min_ms, config.filters.max_ms))
 
 
 def _write(

@@ -2,7 +2,8 @@
 
 build    import the code, make the model and two draws of inputs
 examine  the forward pass on other inputs, repeated, on poisoned memory, with other weights
-time     torch eager, warmed up
+warm     calls of torch eager until a time is over
+time     torch eager, after that
 compile  torch.compile, and how far its answer lies from eager's
 """
 
@@ -50,11 +51,14 @@ class TaskProbe:
         self._outside = OutsideRecord()
         self._module = types.ModuleType("task_model")
         self._model: torch.nn.Module = torch.nn.Identity()
+        self._inputs: Any = None
+        """What is timed."""
 
     def handle(self, message: dict[str, Any]) -> dict[str, Any]:
         operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "build": self._build,
             "examine": self._examine,
+            "warm": self._warm,
             "time": self._time,
             "compile": self._compile,
         }
@@ -162,30 +166,32 @@ class TaskProbe:
         self._model.load_state_dict(state)
         return largest(first, changed)
 
-    def _time(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Single calls, after a warm-up by time; `budget_s` is spent unless _MAX_ROUNDS come first."""
+    def _warm(self, message: dict[str, Any]) -> dict[str, Any]:
         node, drawn = self._draw(_SEEDS[0])
         gc.collect()
         gc.freeze()
-        inputs = unflatten(node, [self._placement.copy_in(tensor) for tensor in drawn])
-        warm_until = time.monotonic() + message["warmup_s"]
+        self._inputs = unflatten(node, [self._placement.copy_in(tensor) for tensor in drawn])
+        until = time.monotonic() + message["warmup_s"]
         while True:
-            self._timed_call(inputs)
-            if time.monotonic() >= warm_until:
-                break
+            self._timed_call()
+            if time.monotonic() >= until:
+                return {}
+
+    def _time(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Single calls; `budget_s` is spent unless _MAX_ROUNDS come first."""
         until = time.monotonic() + message["budget_s"]
         values: list[float] = []
         while len(values) < _MIN_ROUNDS or (len(values) < _MAX_ROUNDS and time.monotonic() < until):
-            values.append(self._timed_call(inputs))
+            values.append(self._timed_call())
             if time.monotonic() > until + message["budget_s"] and len(values) >= 3:
                 break
         quartiles = statistics.quantiles(values, n=4)
         return {"median_ms": quartiles[1], "p25_ms": quartiles[0], "p75_ms": quartiles[2], "rounds": len(values)}
 
-    def _timed_call(self, inputs: Any) -> float:
+    def _timed_call(self) -> float:
         _synchronize(self._placement)
         began = time.perf_counter()
-        self._model(*inputs)
+        self._model(*self._inputs)
         _synchronize(self._placement)
         return 1e3 * (time.perf_counter() - began)
 

@@ -53,14 +53,18 @@ PLANTED: dict[str, tuple[str, str]] = {
     "undefined_name": ("eager_fails", task("return y.relu()")),
     "exits": ("eager_fails", task("raise SystemExit(0)")),
     "needs_a_terabyte": ("eager_fails", task("return x.relu()", inputs="[torch.randn(1 << 19, 1 << 19)]")),
-    "data_dependent_class": (
+    "has_no_shape_for_the_compiler": (
         "compile_fails",
         task(
-            "return _Odd.apply(x)",
-            head="class _Odd(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n"
-            "        if torch.compiler.is_compiling():\n            raise RuntimeError('never compiled')\n"
-            "        return x.relu()\n\n\n",
+            "return _odd(x)",
+            head="@torch.library.custom_op('planted::odd', mutates_args=())\n"
+            "def _odd(x: torch.Tensor) -> torch.Tensor:\n    return x.relu()\n\n\n"
+            "@_odd.register_fake\ndef _(x):\n    raise RuntimeError('never compiled')\n\n\n",
         ),
+    ),
+    "answers_otherwise_when_compiled": (
+        "compile_fails",
+        task("return x.relu() + 1 if torch.compiler.is_compiling() else x.relu()"),
     ),
     "dropout_in_training": ("stochastic", task("return F.dropout(x, 0.5, training=True)")),
     "python_noise": ("stochastic", "import random\n" + task("return x * random.random()")),
