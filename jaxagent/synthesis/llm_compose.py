@@ -30,6 +30,10 @@ class LLMError(RuntimeError):
     """The server cannot be used, or stayed unusable through all retries."""
 
 
+class _LateError(Exception):
+    """No reply within timeout_s. Asked the same again, the model would write as much."""
+
+
 class ReplyStore(Protocol):
     """Where replies are kept: jaxagent.synthesis.evidence_log.EvidenceLog."""
 
@@ -45,6 +49,7 @@ class Usage:
     questions: int = 0
     cached: int = 0
     contract_broken: int = 0
+    late: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -63,8 +68,16 @@ class LLMComposer:
         self.usage = Usage()
 
     def candidates(self, indices: range) -> list[Composed | None]:
-        """In the order of `indices`; None where no reply kept to the contract. Raises LLMError."""
-        return asyncio.run(self._all(indices))
+        """In the order of `indices`; None where no reply came in time and kept to the contract. Raises LLMError."""
+        questions, late = self.usage.questions, self.usage.late
+        found = asyncio.run(self._all(indices))
+        if self.usage.late - late == self.usage.questions - questions > 0:
+            raise LLMError(
+                f"llm.base_url {self._config.base_url}: none of {len(found)} candidates had a reply within "
+                f"llm.timeout_s={self._config.timeout_s:g}; raise it, or lower llm.max_tokens "
+                f"({self._config.max_tokens}) or llm.concurrency ({self._config.concurrency}). --resume goes on from here"
+            )
+        return found
 
     async def _all(self, indices: range) -> list[Composed | None]:
         slots = asyncio.Semaphore(self._config.concurrency)
@@ -79,8 +92,12 @@ class LLMComposer:
     async def _one(self, client: openai.AsyncOpenAI, slots: asyncio.Semaphore, index: int) -> Composed | None:
         messages: list[dict[str, str]] = [{"role": "user", "content": self.question(index)}]
         for attempt in range(self._config.max_attempts):
-            async with slots:
-                text = await self._ask(client, messages, seed=self._seed * 1_000_003 + index * 16 + attempt)
+            try:
+                async with slots:
+                    text = await self._ask(client, messages, seed=self._seed * 1_000_003 + index * 16 + attempt)
+            except _LateError:
+                self.usage.late += 1
+                continue
             try:
                 return parse_reply(text)
             except ValueError as error:
@@ -122,7 +139,7 @@ class LLMComposer:
         self, client: openai.AsyncOpenAI, settings: dict[str, Any], messages: list[dict[str, str]]
     ) -> dict[str, Any]:
         retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(_RETRIED),
+            retry=tenacity.retry_if_exception(_is_passing),
             stop=tenacity.stop_after_attempt(self._config.max_retries + 1),
             wait=tenacity.wait_random_exponential(multiplier=0.5, max=20),
             reraise=True,
@@ -132,12 +149,18 @@ class LLMComposer:
                 with attempt:
                     asked: Any = {"messages": messages, **settings}
                     return _reply(await client.chat.completions.create(**asked))
+        except openai.APITimeoutError as error:
+            raise _LateError from error
         except openai.OpenAIError as error:
             raise LLMError(
                 f"llm.base_url {self._config.base_url}, model {self._config.model}: {type(error).__name__}: {error}. "
                 f"Is the server up, and the key in {self._config.api_key_env} right? --resume goes on from here"
             ) from error
         raise AssertionError("unreachable")
+
+
+def _is_passing(error: BaseException) -> bool:
+    return isinstance(error, _RETRIED) and not isinstance(error, openai.APITimeoutError)
 
 
 def _reply(answer: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class LLMConfig(Config):
     temperature: float = Field(default=0.8, ge=0)
     max_tokens: int = Field(default=1500, gt=0)
     timeout_s: float = Field(default=120.0, gt=0)
+    """For one reply; what takes longer counts as one that breaks the contract."""
     max_attempts: int = Field(default=2, gt=0)
     """Questions for one candidate, where a reply breaks the contract."""
     max_retries: int = Field(default=5, ge=0)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from planted_tasks import task
 from jaxagent.cli import main
 from jaxagent.synthesis.config import SynthesisConfig
 from jaxagent.synthesis.evidence_log import EvidenceLog
-from jaxagent.synthesis.llm_compose import LLMComposer, parse_reply
+from jaxagent.synthesis.llm_compose import LLMComposer, LLMError, parse_reply
 from jaxagent.synthesis.llm_config import LLMConfig
 from jaxagent.synthesis.ops6k import load_ops6k
 
@@ -111,14 +111,19 @@ _GOOD = json.dumps({"ops": ["torch.nn.Tanh"], "code": task("return self.act(x)",
 
 @pytest.fixture
 def server():
-    """A server with OpenAI's chat completions that fails once, breaks the contract once, then answers well."""
+    """A server with OpenAI's chat completions. Model m fails once, breaks the contract once, then answers well; slow is
+    late at the first try of each candidate, and stuck always."""
     asked: list[dict] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             asked.append(body)
-            text = "I would rather not." if len(asked) == 2 else f"```json\n{_GOOD}\n```"
+            breaks = len(asked) == 2 and body["model"] == "m"
+            text = "I would rather not." if breaks else f"```json\n{_GOOD}\n```"
+            if body["model"] == "stuck" or (body["model"] == "slow" and body["seed"] % 16 == 0):
+                done.wait(5.0)
+                return
             reply = {
                 "id": "x",
                 "object": "chat.completion",
@@ -127,7 +132,7 @@ def server():
                 "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
                 "usage": {"prompt_tokens": 100, "completion_tokens": 50, "total_tokens": 150},
             }
-            self.send_response(500 if len(asked) == 1 else 200)
+            self.send_response(500 if len(asked) == 1 and body["model"] == "m" else 200)
             self.send_header("content-type", "application/json")
             self.end_headers()
             self.wfile.write(json.dumps(reply).encode())
@@ -135,12 +140,14 @@ def server():
         def log_message(self, *arguments: object) -> None:
             pass
 
-    http = HTTPServer(("127.0.0.1", 0), Handler)
+    done = threading.Event()
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=http.serve_forever)
     thread.start()
     try:
         yield f"http://127.0.0.1:{http.server_port}/v1", asked
     finally:
+        done.set()
         http.shutdown()
         thread.join()
         http.server_close()
@@ -169,6 +176,21 @@ def test_a_language_model_is_asked_again_and_its_replies_are_kept(server: tuple[
     assert sum(body["messages"][-1]["content"].startswith("That breaks the contract") for body in asked) == 1
     again = compose().usage
     assert (again.questions, again.cached, len(asked)) == (3, 3, 4)
+
+
+def test_a_late_reply_is_one_candidates_loss_and_a_server_that_is_always_late_is_an_error(server, tmp_path: Path):
+    url, asked = server
+
+    def composer(model: str) -> LLMComposer:
+        config = LLMConfig(base_url=url, model=model, timeout_s=0.5)
+        log = EvidenceLog(tmp_path / model, SynthesisConfig(source="llm", llm=config), resume=False)
+        return LLMComposer(config, 0, max_operators=5, device="cpu", store=log)
+
+    slow = composer("slow")
+    assert [found and found.ops for found in slow.candidates(range(2))] == [["torch.nn.Tanh"]] * 2
+    assert (slow.usage.questions, slow.usage.late, slow.usage.contract_broken, len(asked)) == (4, 2, 0, 4)
+    with pytest.raises(LLMError, match=r"none of 2 candidates had a reply within llm.timeout_s=0.5; raise it"):
+        composer("stuck").candidates(range(2))
 
 
 def test_replies_that_break_the_contract_say_how():
