@@ -74,8 +74,8 @@ class LLMComposer:
         if self.usage.late - late == self.usage.questions - questions > 0:
             raise LLMError(
                 f"llm.base_url {self._config.base_url}: none of {len(found)} candidates had a reply within "
-                f"llm.timeout_s={self._config.timeout_s:g}; raise it, or lower llm.max_tokens "
-                f"({self._config.max_tokens}) or llm.concurrency ({self._config.concurrency}). --resume goes on from here"
+                f"llm.timeout_s={self._config.timeout_s:g}; raise it, or lower llm.max_tokens or llm.concurrency. "
+                "--resume goes on from here"
             )
         return found
 
