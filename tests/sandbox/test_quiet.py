@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -64,6 +65,17 @@ def start_holder(registry: Path) -> subprocess.Popen[str]:
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "holding\n"
     return holder
+
+
+@contextlib.contextmanager
+def a_holder_for_half_a_second(registry: Path) -> Iterator[float]:
+    """Killed then. Since when it holds the lease."""
+    holder = start_holder(registry)
+    killer = subprocess.Popen(["bash", "-c", f"sleep 0.5; kill -9 {holder.pid}"])
+    yield time.monotonic()
+    killer.wait()
+    holder.wait()
+    holder.stdout.close()
 
 
 def test_a_registered_process_and_its_child_stand_still_inside_and_go_on_after(lease, sleeper):
@@ -139,14 +151,8 @@ def test_what_was_stopped_before_stays_stopped_after(lease, sleeper):
 
 
 def test_a_second_holder_waits_for_the_first(tmp_path, lease):
-    holder = start_holder(tmp_path / "registry")
-    began = time.monotonic()
-    killer = subprocess.Popen(["bash", "-c", f"sleep 0.5; kill -9 {holder.pid}"])
-    with lease.hold():
+    with a_holder_for_half_a_second(tmp_path / "registry") as began, lease.hold():
         assert time.monotonic() - began > 0.4
-    killer.wait()
-    holder.wait()
-    holder.stdout.close()
 
 
 def test_nobody_is_frozen_while_another_has_to_stay_awake(tmp_path, lease, sleeper):
@@ -168,14 +174,8 @@ def test_nobody_is_frozen_while_another_has_to_stay_awake(tmp_path, lease, sleep
 
 
 def test_whoever_has_to_stay_awake_waits_for_the_holder(tmp_path, lease):
-    holder = start_holder(tmp_path / "registry")
-    began = time.monotonic()
-    killer = subprocess.Popen(["bash", "-c", f"sleep 0.5; kill -9 {holder.pid}"])
-    with lease.awake():
+    with a_holder_for_half_a_second(tmp_path / "registry") as began, lease.awake():
         assert time.monotonic() - began > 0.4
-    killer.wait()
-    holder.wait()
-    holder.stdout.close()
 
 
 def test_a_process_that_is_gone_is_not_frozen_under_its_number(lease, tmp_path):
