@@ -64,8 +64,9 @@ def compare_clocks(candidate: Contender, eager: Contender) -> ClocksReport:
 def slower(same_ms: dict[str, float], usual_ms: dict[str, float]) -> str:
     """What took longer than it usually does, in words; "" where nothing did."""
     for name, limit in SLOW.items():
-        if usual_ms[name] and same_ms[name] > limit * usual_ms[name]:
-            return f"one {name} took {same_ms[name]:.4g} ms in this process, {usual_ms[name]:.4g} ms in another"
+        usual = usual_ms.get(name, 0.0)
+        if usual and same_ms[name] > limit * usual:
+            return f"one {name} took {same_ms[name]:.4g} ms in this process, {usual:.4g} ms in another"
     return ""
 
 

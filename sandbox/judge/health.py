@@ -45,10 +45,11 @@ class GpuHealth:
 
         `same_ms`: of ClocksReport.
         """
-        if self._usual_ms and (text := slower(same_ms, self._usual_ms)):
+        if text := slower(same_ms, self._usual_ms):
             raise DeviceError(f"eager was read too slow: {text}")
         for name, value in same_ms.items():
-            self._usual_ms[name] = min(self._usual_ms.get(name) or value, value or self._usual_ms.get(name, 0.0))
+            if value:
+                self._usual_ms[name] = min(value, self._usual_ms.get(name, value))
 
     def described(self) -> dict[str, Any]:
         """For Judgement.details."""

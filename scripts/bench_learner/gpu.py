@@ -26,7 +26,7 @@ PEAK_FLOPS = 989e12
 """Dense bfloat16 of an H100 or H200, by its data sheet."""
 LONG = 131_072
 TARGETS = {"mfu": 0.33, "ratio": 1.3, "plan_within": 0.15}
-FAST = {"row_tokens": 8192, "logits_chunk_tokens": 65_536, "remat": "keep_products", "unroll_layers": True}
+FAST = {"row_tokens": 8192, "logits_chunk_tokens": 32_768, "remat": "keep_products", "unroll_layers": True}
 WHOLE_MEMORY = 0.92
 """Of the device's."""
 LEAN = {"row_tokens": LONG, "logits_chunk_tokens": 8192, "remat": "keep_attention"}
